@@ -229,6 +229,7 @@ def test_spec_and_memory_are_those_of_the_model(loaded: ModelRunner) -> None:
     # A user who gives a size may want to cache more.
     assert loaded.available_kv_bytes(is_size_given=True) > 256 * 32 * spec.bytes_per_block
     assert "paged_attention" in loaded.backends()
+    assert loaded.backends()["caches"].startswith("L1d ")
     assert loaded.backends()["torch"].startswith(torch.__version__)  # hosts with another one may not compute equal bits
 
 

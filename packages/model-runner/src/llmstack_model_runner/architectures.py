@@ -11,8 +11,8 @@ OLD_GROUP = "llmstack.models_out_of_tree"
 """Name of the group before 0.2. Its entries are read until 0.3, with a deprecation line in the log."""
 
 DRAFT_HEADS = frozenset(
-    {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "MiMoForCausalLM",
-     "NemotronHForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
+    {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM",
+     "MiMoForCausalLM", "NemotronHForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
      "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}
 )  # fmt: skip
 """Architectures whose checkpoints may have a layer that guesses a further token, which is built."""
@@ -23,6 +23,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "BloomForCausalLM": "llmstack_model_runner.models.bloom:Bloom",
     "DeepseekV2ForCausalLM": "llmstack_model_runner.models.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "llmstack_model_runner.models.deepseek:DeepseekV3",
+    "Ernie4_5ForCausalLM": "llmstack_model_runner.models.ernie:Ernie",
+    "Ernie4_5_MoeForCausalLM": "llmstack_model_runner.models.ernie_moe:ErnieMoe",
     "FalconH1ForCausalLM": "llmstack_model_runner.models.falcon_h1:FalconH1",
     "FalconMambaForCausalLM": "llmstack_model_runner.models.mamba:FalconMamba",
     "FalconForCausalLM": "llmstack_model_runner.models.falcon:Falcon",
@@ -48,6 +50,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Mamba2ForCausalLM": "llmstack_model_runner.models.mamba2:Mamba2",
     "MiMoForCausalLM": "llmstack_model_runner.models.mimo:MiMo",
     "MiniMaxForCausalLM": "llmstack_model_runner.models.minimax:MiniMax",
+    "Mistral4ForCausalLM": "llmstack_model_runner.models.deepseek:Mistral4",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",
     "NemotronHForCausalLM": "llmstack_model_runner.models.nemotron_h:NemotronH",

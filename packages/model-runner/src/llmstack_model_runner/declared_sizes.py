@@ -1,4 +1,4 @@
-"""What the sizes of a config.json cost, before torch is loaded."""
+"""Costs of the sizes in a config.json, before torch is loaded."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from llmstack_model_files import weights_digest
+from llmstack_model_files import artifact_path, gguf_weights, read_json, weights_digest
 from llmstack_model_runner.adapters.store import AdapterStore, make_store
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.start_checks import architecture, check_max_model_len, set_up_cpu
@@ -31,12 +32,16 @@ from llmstack_model_runner.weights import (
     load_weights,
     num_weight_bytes,
     read_served_config,
+    read_without_keeping,
     resolve_dtype,
     scheme_on,
 )
 from llmstack_types import KVCacheSpec, ModelRunnerConfig
 
 logger = logging.getLogger(__name__)
+
+# What a trainer's library writes into its configuration of the same model.
+_NOT_OF_THE_MODEL: Final = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
 
 class ModelReport(NamedTuple):
@@ -94,18 +99,15 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
         EngineStartError: The device cannot hold the weights.
     """
     model_path = Path(config.model_path)
-    digest = weights_digest(model_path, of_content=config.digest_weight_content)  # before reading
+    weights_folder = Path(config.weights_folder)
+    # Before reading. Of weights in place of others the content counts: their files come and go.
+    digest = weights_digest(weights_folder, of_content=config.digest_weight_content or bool(config.weights_path))
     model_config, checkpoint_format, scheme = read_served_config(config)
     dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
     scheme = scheme_on(device, scheme, config.quantization)
     name = architecture(model_config)
-    # Attention layers read it too.
     layers = AdaptedLayers() if config.enable_lora else None
-    with (
-        packed_linears(scheme, config.enable_deterministic_inference), sharded(sharding), adapted(layers),
-        draft_heads(config.draft_head == "mtp"),
-    ):  # fmt: skip
-        model = make_model(name, config.model_impl, (model_config, dtype, device), sharding)
+    model = _empty_model(config, name, (model_config, dtype, device), scheme, sharding, layers)
     logger.info("model: %s (%s)", name, model.implementation)
     check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
     model.limit_context(config.max_model_len)
@@ -130,7 +132,7 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
         kept_weights(config, model_config, dtype, device, sharding) as packed,
     ):
         load_weights(
-            model, model_path, config.load_format, dtype, config.seed, scheme, device,
+            model, weights_folder, config.load_format, dtype, config.seed, scheme, device,
             is_batch_invariant=is_deterministic, checkpoint_format=checkpoint_format, packed=packed,
         )  # fmt: skip
     settle_heap(device, weight_bytes)
@@ -144,3 +146,58 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
     spec = make_kv_cache_spec(*shape, config.enable_prompt_embeds or config.enable_mm_embeds, weight_bytes)
     spec = replace(spec, embedding_size=heads.vector_size or spec.embedding_size)
     return LoadedModel(model, heads, spec, make_store(model, layers, config, dtype, device), report, weight_bytes)
+
+
+def check_weights(config: ModelRunnerConfig, path: str, device: torch.device, sharding: Sharding) -> ModelRunnerConfig:
+    """The configuration of the same model with the weights of another folder, after reading each of them once.
+
+    Nothing is kept of them. One tensor at a time is in memory.
+
+    Raises:
+        ModelFilesError: A file is missing or damaged.
+        ValueError: They cannot take the place of the present ones: names, shapes, numbers, or another configuration.
+    """
+    if config.num_ranks > 1:
+        raise ValueError("The weights of several ranks are not changed in place.")
+    changed = config.with_weights(path)
+    model_config, checkpoint_format, scheme = read_served_config(changed)
+    if checkpoint_format is not None or gguf_weights(Path(config.model_path)):
+        raise ValueError("The model's checkpoint is quantized: only weights in full precision are changed in place.")
+    _check_config(Path(config.model_path), Path(path))
+    dtype = resolve_dtype(config.dtype, model_config, Path(config.model_path), changed.load_format)
+    layers = AdaptedLayers() if config.enable_lora else None
+    parts = (model_config, dtype, device)
+    scheme = scheme_on(device, scheme, config.quantization)
+    model = _empty_model(config, architecture(model_config), parts, scheme, sharding, layers)
+    if not model.loads_by_slots:
+        raise ValueError(
+            "This model's class reads all weights before it fills a layer, so they are not changed in place."
+        )
+    read_without_keeping(model, path)
+    return changed
+
+
+def _check_config(served: Path, given: Path) -> None:
+    """Raises ValueError if the folder has a `config.json` that says something else than the model's."""
+    if artifact_path(given, "config.json") is None:
+        return
+    ours, theirs = (read_json(folder, "config.json") for folder in (served, given))
+    for name in sorted({*ours, *theirs} - _NOT_OF_THE_MODEL):
+        if ours.get(name) != theirs.get(name):
+            raise ValueError(f"config.json beside the weights has another {name[:64]!r} than the model that is served.")
+
+
+def _empty_model(
+    config: ModelRunnerConfig,
+    name: str,
+    parts: tuple[Mapping[str, Any], torch.dtype, torch.device],
+    scheme: str | None,
+    sharding: Sharding,
+    layers: AdaptedLayers | None,
+) -> Model:
+    """A model without weights. Attention layers read the context too."""
+    with (
+        packed_linears(scheme, config.enable_deterministic_inference), sharded(sharding), adapted(layers),
+        draft_heads(config.draft_head == "mtp"),
+    ):  # fmt: skip
+        return make_model(name, config.model_impl, parts, sharding)

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from llmstack_kernels.dispatch import backends, torch_build
+from llmstack_kernels.dispatch import backends, device_report
 from llmstack_model_files import ModelFilesError
 from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.device.errors import allocation
@@ -34,6 +34,7 @@ from llmstack_model_runner.models import Model
 from llmstack_model_runner.models.heads import NO_HEADS
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.sampling import LogitsProcessors, LogitsProcessorType, Sampler, load_logits_processors
+from llmstack_model_runner.sampling.infill import SamplingByTexts
 from llmstack_model_runner.steps.block_transfer import BlockTransfer
 from llmstack_model_runner.steps.gpu.decode_graphs import decode_sizes
 from llmstack_model_runner.steps.gpu.steps import DeviceSteps
@@ -47,6 +48,7 @@ from llmstack_model_runner.steps.recovery import SettledStep, StepRecovery
 from llmstack_model_runner.steps.step_media import StepMedia, make_media
 from llmstack_model_runner.steps.timing import StepTiming
 from llmstack_model_runner.steps.warm_up import check_warm_up, for_groups, masked, warm_up
+from llmstack_model_runner.weight_updates import WeightUpdates
 from llmstack_types import (
     EngineStartError,
     KVCacheSpec,
@@ -60,15 +62,14 @@ from llmstack_types.token_masks import MakeTokenMasks
 logger = logging.getLogger(__name__)
 
 _LOWER = "lower --gpu-memory-utilization, --kv-cache-memory-bytes or --num-kv-blocks"
-_NUM_PROFILE_TOKENS = 256
-"""Tokens in the temporary storage that the largest steps are computed with before there is a KV cache."""
+_NUM_PROFILE_TOKENS = 256  # of the temporary storage for the largest steps, before there is a KV cache
 
 
 class ModelRunnerStateError(RuntimeError):
     """The runner was called before it was ready or after it was shut down."""
 
 
-class ModelRunner:
+class ModelRunner(SamplingByTexts, WeightUpdates):
     """One model on one device; used by one thread.
 
     The order of calls is `load_model`, `initialize_kv_cache`, `execute_model` and `sleep` or `wake_up`, `shutdown`.
@@ -175,7 +176,8 @@ class ModelRunner:
     def _profile_memory(self, share: float) -> MemoryProfile:
         config, spec = self._config, self.kv_cache_spec()
         is_capturing = self._has_device_rows and not config.enforce_eager
-        sizes = decode_sizes(config.max_num_seqs, config.cuda_graph_sizes) if is_capturing else []
+        most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        sizes = decode_sizes(most_rows, config.cuda_graph_sizes) if is_capturing else []
         probe = CudaMemoryProbe(self._device)
         # As many as the whole device could hold: the steps need tables before it is known what is left for blocks.
         self._hold_positions(max_positions(config, spec, probe.total_bytes // spec.bytes_per_block))
@@ -225,6 +227,7 @@ class ModelRunner:
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors,
             spec.groups if spec.table_groups else (), self._adapters, num_state_blocks,
         )  # fmt: skip
+        self._batch.sampling.texts = self.token_texts
         if self._adapters is not None:
             self._adapters.make_slots(config.max_loras, config.max_num_batched_tokens)
         self._drafts.allocate(self._batch, spec, num_device_blocks)
@@ -254,8 +257,7 @@ class ModelRunner:
         if scheduled.freed_media or scheduled.encoder_work:
             with self.timing.forward:
                 media.follow(scheduled)
-        if media.cross is not None:
-            step = media.with_places(step)
+        step = step if media.cross is None else media.with_places(step)
         masks: Callable[[], TokenMasks] | None = token_masks
         if self._makes_drafts:
             with self.timing.forward:
@@ -278,12 +280,12 @@ class ModelRunner:
 
         Further entries: `model`, the origin of the modelling code; `weights`, a digest of their files; `kv_cache`, what
         layers free; `numeric_contract`, whether logits are bit-equal in any batch; `quantization`, how quantized
-        linear layers are computed; `decode`, how small decode steps are computed; `torch`, its build.
+        linear layers are computed; `decode`, how small decode steps are; `torch`, its build; `caches`, of a processor.
         """
         model = self._report.entries(self._model)
         if self._steps is not None and self._steps.describe():
             model["decode"] = self._steps.describe()
-        return model | backends(self._device.type) | {"torch": torch_build(self._device.type)}
+        return model | backends(self._device.type) | device_report(self._device.type)
 
     def announce_adapter(self, identity: str, path: str) -> None:
         """Nothing is to be prepared before `read_adapter`."""
@@ -331,8 +333,7 @@ class ModelRunner:
 
     def start_profile(self, *, with_stack: bool, with_memory: bool, record_shapes: bool) -> None:
         """Begins to record all operations; steps take longer meanwhile."""
-        what = {"with_stack": with_stack, "with_memory": with_memory, "record_shapes": record_shapes}
-        self._profiling.start(self._device, **what)
+        self._profiling.start(self._device, with_stack=with_stack, with_memory=with_memory, record_shapes=record_shapes)
 
     def stop_profile(self, path: str) -> None:
         """Ends the profile and writes it to `path`, for Perfetto; compressed if that ends in `.gz`.
@@ -344,10 +345,11 @@ class ModelRunner:
         self._profiling.stop(path)
 
     def sleep(self, level: int) -> None:
-        """Frees the KV storage and, with level 2, the weights, which `wake_up` then loads again."""
+        """Frees the KV storage and, with level 2, the weights, which `wake_up` then loads again, and all adapters."""
         self._release_kv_cache()
         if level > 1:
-            self._model, self._heads, self._drafts = None, NO_HEADS, self._drafts.without_weights()
+            self._model = self._adapters = None  # these refer to the model
+            self._heads, self._drafts = NO_HEADS, self._drafts.without_weights()
         return_freed_memory(self._device)
 
     def wake_up(self) -> None:
@@ -363,7 +365,7 @@ class ModelRunner:
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
         self._release_kv_cache()
-        self._model, self._heads, self._drafts = None, NO_HEADS, self._drafts.without_weights()
+        self._model, self._adapters, self._heads, self._drafts = None, None, NO_HEADS, self._drafts.without_weights()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -377,8 +379,7 @@ class ModelRunner:
         self._batch = self._steps = self._media = None
         self._drafts.release()
         self._copies.close()
-        self._copies = DirectBlockCopies([], [])
-        self._kv_caches = []
+        self._copies, self._kv_caches = DirectBlockCopies([], []), []
         self._blocks = BlockTransfer([], self._recovery, self._device)
 
     @property

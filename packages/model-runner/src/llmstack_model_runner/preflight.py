@@ -15,6 +15,7 @@ from llmstack_model_files import (
     TensorInfo,
     check_safetensors,
     gguf_weights,
+    has_own_names,
     read_model_config,
     safetensors_files,
 )
@@ -116,8 +117,8 @@ def _draft_head_problems(config: ModelRunnerConfig) -> Iterator[str]:
 
 def _load_format_problems(folder: Path, load_format: str) -> list[str]:
     """A sentence where the files are of another format than the one that was asked for."""
-    found = "gguf" if gguf_weights(folder) else "safetensors"
-    if load_format in ("auto", found):
+    found = "gguf" if gguf_weights(folder) else "mistral" if has_own_names(folder) else "safetensors"
+    if load_format in ("auto", found) or (found == "mistral" and load_format == "safetensors"):
         return []
     return [f"--load-format {load_format}: the weights of this model are in {found} files."]
 
@@ -137,20 +138,30 @@ def find_room_problem(
     room = available_memory_bytes(root)
     if room is None:
         return ""
+    process_bytes, weight_bytes, token_bytes = least_memory(config)
+    kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or config.block_size * token_bytes
+    needed = process_bytes + weight_bytes + config.num_engines * kv_bytes
+    if needed <= room:
+        return ""
+    beside = "a second engine core needs" if config.num_engines == 1 else f"{config.num_engines} more engine cores need"
+    return f"{beside} about {needed / _GIB:.1f} GiB, and {room / _GIB:.1f} GiB are free"
+
+
+def least_memory(config: ModelRunnerConfig) -> tuple[int, int, int]:
+    """Lower bounds in bytes: of all processes here, of their weights as they are loaded, of a token's keys and values.
+
+    Raises:
+        ModelFilesError: Files of the model cannot be read.
+    """
     folder = Path(config.model_path)
     model_config = read_model_config(folder, json.loads(config.hf_overrides or "{}"))
     if config.load_format == "dummy":
         weight_bytes = _declared_weight_bytes(model_config, config)
     else:
         weight_bytes = _least_weight_bytes(folder, _read_tensors(folder), config)
-    token_bytes = _least_token_bytes(model_config, config.kv_cache_dtype)
-    kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or config.block_size * token_bytes
-    process_bytes = config.num_local_ranks * PROCESS_BYTES
-    needed = config.num_engines * (process_bytes + weight_bytes + weight_bytes // PACKING_SHARE + kv_bytes)
-    if needed <= room:
-        return ""
-    beside = "a second engine core needs" if config.num_engines == 1 else f"{config.num_engines} more engine cores need"
-    return f"{beside} about {needed / _GIB:.1f} GiB, and {room / _GIB:.1f} GiB are free"
+    process_bytes = config.num_engines * config.num_local_ranks * PROCESS_BYTES
+    loaded_bytes = config.num_engines * (weight_bytes + weight_bytes // PACKING_SHARE)
+    return process_bytes, loaded_bytes, _least_token_bytes(model_config, config.kv_cache_dtype)
 
 
 def readable_formats(architecture: str) -> tuple[str, ...]:
@@ -164,7 +175,9 @@ def adapted_layers_of(architecture: str) -> tuple[str, ...]:
     target = ARCHITECTURES.get(architecture)
     if target is None:
         return ()
-    has_experts = target.partition(":")[0].endswith((".deepseek", ".glm4_moe", ".mixture_of_experts", ".gpt_oss"))
+    has_experts = target.partition(":")[0].endswith(
+        (".deepseek", ".ernie_moe", ".glm4_moe", ".mixture_of_experts", ".gpt_oss")
+    )
     return ("attention", "experts" if has_experts else "feed-forward", *_ENDS)
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from safetensors.torch import save_file
 
-from llmstack_model_files import read_adapter
+from llmstack_model_files import read_adapter, read_json
 from llmstack_model_runner.adapters.config import read_adapter_config
 from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
 from llmstack_model_runner.layers.weight_slot import WeightKind
@@ -80,7 +80,7 @@ def write_random_adapter(
 
     `overrides` are fields of its configuration; `target_parameters` are written too.
     """
-    config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(model_folder, "config.json")
     model_class = load_model_class(config["architectures"][0])
     layers = AdaptedLayers()
     with adapted(layers):

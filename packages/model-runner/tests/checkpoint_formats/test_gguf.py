@@ -68,6 +68,16 @@ def test_numbers_mean_what_the_formats_library_says(kind: str) -> None:
         assert torch.equal(found.float(), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_table_that_is_widened_in_parts_is_that_of_all_rows_together(dtype: torch.dtype) -> None:
+    shape = (5000, 512)  # more numbers than are widened together
+    data = torch.from_numpy(random_data("Q4_0", shape, seed=3).reshape(-1).copy())
+    types = {entry.name: entry for entry in TENSOR_TYPES.values()}
+    found = gguf._read(data, "x", TensorInfo(shape, types["Q4_0"], 0, data.numel()))
+    assert isinstance(found, BlockWeight)
+    assert torch.equal(found.dequantize(dtype), found.dequantize(torch.float32).to(dtype))
+
+
 @pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q5_K", "Q4_1", "Q5_1"])
 def test_a_group_whose_scale_is_zero_means_its_smallest_value(kind: str) -> None:
     data = random_data(kind, (3, 256), seed=2)

@@ -1,7 +1,8 @@
-"""GGUF files of models with states, as llama.cpp's converter writes them, compute what transformers does."""
+"""GGUF files of models with states, as llama.cpp's converter writes them. All three compute the same."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model_runner_helpers.gguf_checkpoints import loaded
 from model_runner_helpers.gguf_models import add_tokenizer, gguf
+from model_runner_helpers.llama_cpp import llama_cpp_tokens
 from model_runner_helpers.paged_harness import PagedHarness
 
 from llmstack_model_files import ModelFilesError, resolve_model
@@ -28,7 +31,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16}
 GRANITE = SIZES | MAMBA | {
-    "layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 64, "embedding_multiplier": 3.0,
+    "layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 96, "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 4.0, "num_experts_per_tok": 2,
 }  # fmt: skip
 LFM2 = SIZES | {
@@ -63,7 +66,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 QWEN = {name: value for name, value in SIZES.items() if name != "initializer_range"} | {
     "initializer_range": 0.1, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
-    "linear_key_head_dim": 16, "linear_value_head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
@@ -103,7 +106,20 @@ NAMES = {
 }  # fmt: skip
 
 
+SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
 EXPERTS_OF = {"w1": "gate", "w3": "up", "w2": "down"} | {f"{own}_proj": own for own in ("gate", "up", "down")}
+
+
+def make_model(family: str) -> Any:
+    _, name, values = FAMILIES[family]
+    torch.manual_seed(0)
+    model_class = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
+    model = model_class(getattr(transformers, f"{name}Config")(**values)).eval()
+    with torch.no_grad():
+        for own, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            if own.endswith(("bias", "norm.weight")):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
 
 
 def tensors_of(model: Any, folder: Path) -> dict[str, torch.Tensor]:
@@ -147,6 +163,8 @@ def tensors_of(model: Any, folder: Path) -> dict[str, torch.Tensor]:
             tensor = -tensor.exp() if "qwen" in config.model_type else -tensor.exp()[:, None]
         elif name.endswith(".ssm_d"):
             tensor = tensor[:, None]
+        elif config.model_type == "falcon_h1":
+            name = name.replace("ffn_norm.weight", "ffn_norm")
         found[name] = tensor
     return found | {name: torch.stack([one for _, one in sorted(all_of, key=lambda each: each[0])])
                     for name, all_of in experts.items()}  # fmt: skip
@@ -204,16 +222,21 @@ def write_file(path: Path, architecture: str, config: Any, tensors: dict[str, to
     writer.add_context_length(64)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(num_layers)
-    writer.add_layer_norm_rms_eps(next(value for value in (getattr(config, name, None) for name in (
-        "norm_eps", "rms_norm_eps", "layer_norm_epsilon")) if value is not None))  # fmt: skip
+    epsilon = next(value for value in (getattr(config, name, None) for name in (
+        "norm_eps", "rms_norm_eps", "layer_norm_epsilon")) if value is not None)  # fmt: skip
+    writer.add_layer_norm_rms_eps(epsilon)
+    if architecture.startswith("nemotron"):
+        writer.add_layer_norm_eps(epsilon)
     if architecture == "mamba2":
         writer.add_head_count(0)
         writer.add_feed_forward_length(0)
     else:
         has_attention = [one in ("full_attention", "hybrid") for one in kinds]
         writer.add_head_count(4)
-        writer.add_head_count_kv(2 if all(has_attention) else [2 * has for has in has_attention])
-        writer.add_feed_forward_length(getattr(config, "intermediate_size", 0))
+        is_even = all(has_attention) or architecture.startswith("qwen35")
+        writer.add_head_count_kv(2 if is_even else [2 * has for has in has_attention])
+        inner = getattr(config, "intermediate_size", 0)
+        writer.add_feed_forward_length([0, inner, 0] if architecture.startswith("nemotron") else inner)
         writer.add_key_length(16)
         rope = getattr(config, "rope_parameters", None) or {}
         writer.add_rope_freq_base(rope.get("rope_theta", 1e4))
@@ -226,6 +249,8 @@ def write_file(path: Path, architecture: str, config: Any, tensors: dict[str, to
         writer.add_ssm_time_step_rank(config.linear_num_value_heads)
         writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
         writer.add_rope_dimension_count(4)
+        writer.add_rope_dimension_sections([1, 1, 0, 0])
+        writer.add_full_attention_interval(2)
     else:
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(128)
@@ -244,7 +269,22 @@ def write_file(path: Path, architecture: str, config: Any, tensors: dict[str, to
         writer.add_expert_feed_forward_length(32)
         writer.add_leading_dense_block_count(getattr(config, "num_dense_layers", 0))
         writer.add_expert_weights_scale(getattr(config, "routed_scaling_factor", 1.0))
+        writer.add_expert_shared_feed_forward_length(next((
+            value for value in (getattr(config, name, None) for name in SHARED) if value), 0))  # fmt: skip
+    if architecture == "lfm2moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture == "nemotron_h_moe":
+        writer.add_expert_shared_count(1)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_group_count(1)
+        writer.add_expert_group_used_count(1)
+        if config.moe_latent_size:
+            writer.add_moe_latent_size(config.moe_latent_size)
     add_tokenizer(writer)
+    # llama.cpp reads no file without merges, and names whole characters alone.
+    writer.add_token_list(["<s>", "</s>", "a", "b", "ab", *(f"<{number}>" for number in range(config.vocab_size - 5))])
+    writer.add_token_merges(["a b"])
+    writer.add_vocab_size(config.vocab_size)
     for name, tensor in tensors.items():
         if is_matrix(name, tensor) and kind != "F32":
             own = gguf.GGMLQuantizationType[kind]
@@ -284,14 +324,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "family", [name if name == "granite 4 h" else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES]
 )
 def test_a_file_computes_what_its_repository_does(family: str, tmp_path: Path) -> None:
-    architecture, name, values = FAMILIES[family]
-    torch.manual_seed(0)
-    model_class = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
-    model = model_class(getattr(transformers, f"{name}Config")(**values)).eval()
+    architecture, model = FAMILIES[family][0], make_model(family)
     with torch.no_grad():
-        for own, parameter in [*model.named_parameters(), *model.named_buffers()]:
-            if own.endswith(("bias", "norm.weight")):
-                parameter.add_(torch.randn_like(parameter) * 0.1)
         expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
     tensors = tensors_of(model, tmp_path / "repository")
     write_file(tmp_path / "plain.gguf", architecture, model.config, tensors, "F32")
@@ -307,6 +341,18 @@ def test_a_file_computes_what_its_repository_does(family: str, tmp_path: Path) -
     wanted = logits_of(tmp_path / "meant.gguf")
     assert (logits_of(tmp_path / "few.gguf") - wanted).abs().max() <= 2e-5 * wanted.abs().max()
     assert not torch.allclose(wanted, expected, atol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_llama_cpp_writes_the_same_tokens(family: str, tmp_path: Path) -> None:
+    model, path = make_model(family), tmp_path / "model.gguf"
+    write_file(path, FAMILIES[family][0], model.config, tensors_of(model, tmp_path / "repository"), "F32")
+    harness, steps = loaded(path), llama_cpp_tokens(path, PROMPT, 8)
+    assert [next(iter(step)) for step in steps] == harness.greedy(PROMPT, 8)
+    ours = harness.step([("a", PROMPT)])[-1].log_softmax(-1)
+    assert max(abs(float(ours[token]) - value) for token, value in steps[0].items()) <= 1e-4
 
 
 def test_bamba_in_a_file_is_refused(tmp_path: Path) -> None:

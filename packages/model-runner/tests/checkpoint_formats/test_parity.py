@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from model_runner_helpers.paged_harness import PagedHarness
 from model_runner_helpers.quantized_layers import CASES, Draws
 from safetensors.torch import load_file, save_file
 
-from llmstack_kernels.linear import INT8_DYNAMIC, computes_stored
+from llmstack_kernels.grouped_linear import PackedExperts, join_experts
+from llmstack_kernels.linear import INT8_DYNAMIC, StoredWeight, computes_stored, pack_stored_linear
 from llmstack_model_runner.checkpoint_formats.config import read_format
+from llmstack_model_runner.layers import experts as experts_layer
+from llmstack_model_runner.layers import packing
 from llmstack_model_runner.models import load_model_class
 from llmstack_model_runner.weights import load_weights
 
@@ -110,7 +114,19 @@ def test_inputs_are_rounded_on_request_and_layers_in_full_precision_stay_so(tmp_
     torch.testing.assert_close(head, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_experts_of_a_quantized_checkpoint_equal_transformers(tmp_path: Path) -> None:
+def pack_each(weights: Sequence[StoredWeight], dtype: torch.dtype, _: torch.device) -> PackedExperts:
+    return join_experts([pack_stored_linear(weight, dtype) for weight in weights])
+
+
+@pytest.mark.parametrize("in_one_tensor", ["", "packed", "widened"])
+def test_experts_of_a_quantized_checkpoint_equal_transformers(
+    in_one_tensor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_one_tensor:  # as on a GPU
+        pack = pack_each if in_one_tensor == "packed" else lambda *_: None
+        for module in (experts_layer, packing):
+            monkeypatch.setattr(module, "are_one_tensor", lambda _: True)
+        monkeypatch.setattr(packing, "pack_stored_experts", pack)
     experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}
     reference = make_reference(LLAMA | experts, "Mixtral")
     config, tensors = reference.config.to_dict(), {}

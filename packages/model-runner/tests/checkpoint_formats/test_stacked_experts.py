@@ -13,10 +13,12 @@ from model_runner_helpers.paged_harness import PagedHarness
 from model_runner_helpers.quantized_layers import E2M1
 from safetensors.torch import load_file, save_file
 
+from llmstack_kernels.grouped_linear import PackedExperts, join_experts
+from llmstack_kernels.linear import StoredWeight, pack_stored_linear
 from llmstack_model_runner.checkpoint_formats.config import read_format
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.checkpoint_formats.read import read_quantized
-from llmstack_model_runner.layers import stacked_experts
+from llmstack_model_runner.layers import packing, stacked_experts
 from llmstack_model_runner.models import load_model_class
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.weights import load_weights
@@ -98,6 +100,24 @@ def test_no_expert_is_widened_on_a_cpu(
 
     monkeypatch.setattr(stacked_experts, "pack_experts", refuse)
     load(checkpoint[0])
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_experts_in_one_tensor_keep_their_format_or_are_widened(
+    checkpoint: tuple[Path, dict[str, torch.Tensor]], is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = PagedHarness(load(checkpoint[0]), torch.float32).step([("a", PROMPT)])
+    layouts: list[str] = []
+
+    def pack(weights: list[StoredWeight], dtype: torch.dtype, _: torch.device) -> PackedExperts | None:
+        layouts.extend(weight.layout for weight in weights)
+        return join_experts([pack_stored_linear(weight, dtype) for weight in weights]) if is_packed else None
+
+    monkeypatch.setattr(packing, "are_one_tensor", lambda _: True)
+    monkeypatch.setattr(packing, "pack_stored_experts", pack)
+    found = PagedHarness(load(checkpoint[0]), torch.float32).step([("a", PROMPT)])
+    assert layouts == ["table4"] * 2 * NUM_EXPERTS
+    assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
 def damage(tensors: dict[str, torch.Tensor], suffix: str, change: Any) -> dict[str, torch.Tensor]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from llmstack_model_runner.device.host_limits import available_memory_bytes, num_compute_threads, num_usable_cpus
+from llmstack_kernels.usable_cpus import num_usable_cpus
+from llmstack_model_runner.device.host_limits import available_memory_bytes, num_compute_threads
 
 MIB = 1 << 20
 

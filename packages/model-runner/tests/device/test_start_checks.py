@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmstack_model_runner.device import start_checks
+from llmstack_kernels.caches import CacheSizes
+from llmstack_model_runner.device import host_limits, start_checks
 from llmstack_model_runner.device.start_checks import set_up_cpu, use_own_gpu
 from llmstack_types import ModelRunnerConfig
 
@@ -47,8 +48,9 @@ def test_more_ranks_than_gpus_are_refused(config: ModelRunnerConfig, sentence: s
 
 def test_weights_beyond_the_caches_are_read_past_them(monkeypatch: pytest.MonkeyPatch) -> None:
     switched: list[bool] = []
+    monkeypatch.setattr(host_limits, "cache_sizes", lambda: CacheSizes(reach=32 << 20))
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(start_checks, "stream_weights", switched.append)
-    for num_weight_bytes, is_quantized in ((10 << 20, False), (248 << 20, False), (248 << 20, True)):
+    for num_weight_bytes, is_quantized in ((64 << 20, False), (65 << 20, False), (65 << 20, True)):
         set_up_cpu(num_weight_bytes, num_processes=1, is_quantized=is_quantized)
     assert switched == [False, True, False]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from model_runner_helpers.cpu_stand_in import CpuStandIn, DeviceRuleError
+from model_runner_helpers.device_runners import needs_native_kernels
 
 from llmstack_kernels.graph_safety import HostSynchronisationError
-from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import write_gpt2_checkpoint
@@ -120,9 +120,7 @@ FAULT_TO_TEXT = {
 }
 
 
-@pytest.mark.skipif(
-    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
-)
+@needs_native_kernels
 @pytest.mark.parametrize("fault", FAULT_TO_TEXT)
 def test_a_model_that_breaks_a_rule_in_a_decode_is_caught(
     tmp_path: Path, fault: str, caplog: pytest.LogCaptureFixture

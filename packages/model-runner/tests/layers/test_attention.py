@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmstack_model_runner.layers import Attention, HeadRotation, RotaryEmbedding
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerStep
 from llmstack_model_runner.layers.rotary import RopeParameters
 from llmstack_model_runner.models import load_model_class
 
@@ -63,7 +63,7 @@ def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 def test_keys_and_values_are_written_before_attention() -> None:
     query, key, value = make_heads()
-    out = make_layer()(query, key, value, storage(), one_prompt(), {})
+    out = make_layer()(query, key, value, LayerStep(torch.arange(NUM_TOKENS), storage(), one_prompt(), {}))
     torch.testing.assert_close(out, expected(query, key, value))
 
 
@@ -72,7 +72,7 @@ def test_rotated_keys_are_written_and_rotated_queries_attend_to_them() -> None:
     positions = torch.arange(NUM_TOKENS) + 7
     rotate = HeadRotation(RotaryEmbedding(RopeParameters(100.0, HEAD_DIM, 32), CPU))
     kv_cache = storage()
-    out = make_layer().rotate_and_attend(rotate, positions, query, key, value, kv_cache, one_prompt(), {})
+    out = make_layer().rotate_and_attend(rotate, query, key, value, LayerStep(positions, kv_cache, one_prompt(), {}))
     torch.testing.assert_close(out, expected(rotated(query, positions), rotated(key, positions), value))
     torch.testing.assert_close(kv_cache[0][3, :, 2], rotated(key, positions)[2])
 
@@ -87,7 +87,7 @@ def test_keys_and_values_of_8_bits_are_over_the_checkpoints_scales(key_scale: fl
     # Numbers that 8 bits hold, so that nothing is rounded.
     query, key, value = make_heads()[0], *torch.randint(-16, 17, (2, NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM)).float()
     key, value = key * key_scale / 8, value * value_scale / 8
-    out = layer(query, key, value, kv_cache, one_prompt(), {})
+    out = layer(query, key, value, LayerStep(torch.arange(NUM_TOKENS), kv_cache, one_prompt(), {}))
     torch.testing.assert_close(out, expected(query, key, value))
     torch.testing.assert_close(kv_cache[0][3, :, 2].float() * key_scale, key[2])
     torch.testing.assert_close(kv_cache[1][1, :, 0].float() * value_scale, value[4])

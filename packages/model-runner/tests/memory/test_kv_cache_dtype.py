@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_runner_helpers.device_runners import needs_native_kernels
 
-from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.memory.kv_cache_dtype import check_capability, resolve_kv_cache_dtype
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
@@ -81,9 +81,7 @@ def test_a_round_trip_by_the_host_changes_no_token(folder: Path) -> None:
     assert again.run(5)["a"] == driver.outputs["a"]
 
 
-@pytest.mark.skipif(
-    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
-)
+@needs_native_kernels
 def test_the_numeric_contract_names_a_kv_cache_that_pytorch_reads(folder: Path) -> None:
     assert "KV cache of float8_e4m3fn" in start(folder, "fp8").backends()["numeric_contract"]
     assert start(folder, "auto").backends()["numeric_contract"] == "holds"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model_runner_helpers import tiny_configs as tiny
 from model_runner_helpers.pool_prompts import pool_prompts
 
 from llmstack_model_runner.model_runner import ModelRunner
@@ -20,15 +21,7 @@ from llmstack_types import ModelRunnerConfig, PoolingParams, PoolingTask, Poolin
 transformers = pytest.importorskip("transformers")
 
 PROMPTS = [[3, 14, 15, 92, 65, 35, 89, 79, 32, 38], [46, 26, 43], [38, 32, 79, 50, 28, 84, 19]]
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
+SIZES: dict[str, Any] = tiny.BERT
 ROBERTA = SIZES | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 DECODER = SIZES | {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -44,6 +44,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": SIZES | EXPERTS_IN_GROUPS | {"topk_method": "group_limited_greedy"},
     "DeepseekV3ForCausalLM": SIZES | EXPERTS_IN_GROUPS,
     "Glm4MoeForCausalLM": SIZES | EXPERTS_IN_GROUPS,
+    "Mistral4ForCausalLM": SIZES | EXPERTS_IN_GROUPS | {"n_group": 1, "topk_group": 1, "num_key_value_heads": 64},
     "Qwen3_5ForCausalLM": SIZES | {"num_hidden_layers": 4},
     "Qwen3_5MoeForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},
     "Qwen3NextForCausalLM": SIZES | {"num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 2},

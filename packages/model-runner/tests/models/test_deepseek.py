@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from model_runner_helpers.device_runners import needs_native_kernels
 from model_runner_helpers.paged_harness import PagedHarness
 from model_runner_helpers.quantized_layers import Draws, fp8
 from safetensors.torch import load_file, save_file
 
-from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.checkpoint_formats.config import read_format
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.model_runner import ModelRunner
@@ -143,9 +143,7 @@ def test_a_published_checkpoint_has_transformers_logits(
     assert not caplog.records  # tensors of multi-token prediction are no surprise
 
 
-@pytest.mark.skipif(
-    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
-)
+@needs_native_kernels
 def test_bits_of_logits_do_not_depend_on_cuts_neighbours_and_blocks(tmp_path: Path) -> None:
     model = load(tmp_path, write_published(tmp_path, is_fp8=False)[0])
     whole = PagedHarness(model, torch.float32).step([("whole", PROMPT)])

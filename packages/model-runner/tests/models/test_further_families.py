@@ -31,12 +31,10 @@ EXPERTS: dict[str, Any] = {
     "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
 }  # fmt: skip
 HEAD_DIM = {"head_dim": 8}
-ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1}
 FAMILIES: dict[str, dict[str, Any]] = {
     "ArceeForCausalLM": SMALL,
     "Cohere2MoeForCausalLM": SMALL | EXPERTS,
     "Dots1ForCausalLM": SMALL | EXPERTS,
-    "Ernie4_5_MoeForCausalLM": SMALL | EXPERTS | ERNIE,
     "FlexOlmoForCausalLM": SMALL | EXPERTS,
     "GlmForCausalLM": SMALL | HEAD_DIM,
     "GraniteMoeForCausalLM": SMALL | EXPERTS,

@@ -17,8 +17,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_runner_helpers.device_runners import needs_native_kernels
 
-from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.weight_slot import WeightSlot
 from llmstack_model_runner.model_runner import ModelRunner
@@ -98,9 +98,7 @@ CONFIGS["gpt oss"] = LLAMA | {
     "sliding_window": 37,
 }  # fmt: skip
 
-needs_native_kernels = pytest.mark.skipif(
-    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
-)
+needs_native_kernels = needs_native_kernels
 
 Context = tuple[int, ...]
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from model_runner_helpers import tiny_configs as tiny
 from model_runner_helpers.gemma_cases import GEMMA_CASES
 from model_runner_helpers.glm_cases import GLM_CASES
 from model_runner_helpers.mamba_cases import MAMBA_CASES
-from model_runner_helpers.paged_harness import PagedHarness
+from model_runner_helpers.paged_harness import PagedHarness, check_neighbours
 from model_runner_helpers.state_cases import STATE_CASES
 
 from llmstack_model_files import parse_json_object
@@ -25,24 +26,9 @@ PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28,
 FLOAT32_TOLERANCE = 2e-5
 BFLOAT16_TOLERANCE = 0.15  # logits of about 1 in size, through two layers rounded to 8 bits each time
 
-LLAMA: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
-    "initializer_range": 0.3,
-}  # fmt: skip
-GPT2: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3,
-}  # fmt: skip
-OPT: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "word_embed_proj_dim": 32,
-    "ffn_dim": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "init_std": 0.3,
-}
+LLAMA: dict[str, Any] = tiny.LLAMA | {"tie_word_embeddings": False}
+GPT2: dict[str, Any] = tiny.GPT2
+OPT: dict[str, Any] = tiny.OPT
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -70,6 +56,9 @@ DEEPSEEK = LLAMA | {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "kv_lora_rank": 32,
     "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
 }  # fmt: skip
+KIMI = {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "n_shared_experts": 2}
+MISTRAL4: dict[str, Any] = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.3}
+MISTRAL4 |= {"rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2}}
 DEEPSEEK_YARN = YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 0.8}
 # For heads of 16 with RoPE over half of the dimensions.
 LONG_ROPE = {
@@ -231,15 +220,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = (
             "DeepseekV3",
             DEEPSEEK | {"rope_parameters": DEEPSEEK_YARN, "routed_scaling_factor": 1.0},
         ),
-        "deepseek v3 with one group, as kimi k2": (
-            "DeepseekV3",
-            DEEPSEEK | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "n_shared_experts": 2},
-        ),
+        "deepseek v3 with one group, as kimi k2": ("DeepseekV3", DEEPSEEK | KIMI),
         "deepseek v3 without interleaved rope": (
             "DeepseekV3",
             DEEPSEEK
             | {"rope_interleave": False, "norm_topk_prob": False, "v_head_dim": 32, "first_k_dense_replace": 0},
         ),
+        "ernie 4.5": ("Ernie4_5", LLAMA | {"use_bias": True}),
+        "ernie 4.5 with experts": ("Ernie4_5_Moe", LLAMA | {"moe_num_experts": 6, "moe_intermediate_size": 24}),
+        "mistral 4": ("Mistral4", DEEPSEEK | MISTRAL4),
         "gpt oss": ("GptOss", GPT_OSS | {"num_hidden_layers": 3, "swiglu_limit": 0.5}),
         "gpt j": ("GPTJ", GPT2 | {"rotary_dim": 4}),
         "gpt j with rope on whole heads": ("GPTJ", GPT2 | {"rotary_dim": 8, "n_inner": 40}),
@@ -337,14 +326,7 @@ def test_chunks_decodes_and_neighbours_in_one_batch_change_nothing(checkpoint: t
     folder, expected = checkpoint
     tokens = PROMPT + expected_tokens(expected)[:-1]
     harness = PagedHarness(load(folder), torch.float32)
-    close(harness.step([("a", tokens[:1]), ("b", tokens[:11])]), torch.cat((expected[:1], expected[:11])))
-    close(
-        harness.step([("b", tokens[11:12]), ("a", tokens[1:8]), ("c", tokens)]),
-        torch.cat((expected[11:12], expected[1:8], expected)),
-    )
-    for position in range(12, len(tokens)):
-        rows = [("a", [tokens[position - 4]]), ("b", [tokens[position]])]
-        close(harness.step(rows), expected[[position - 4, position]])
+    check_neighbours(harness, tokens, expected, close)
 
 
 def test_bfloat16_stays_within_its_tolerance(checkpoint: tuple[Path, torch.Tensor]) -> None:

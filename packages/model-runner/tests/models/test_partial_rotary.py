@@ -89,9 +89,9 @@ OWN_SIZES["BambaForCausalLM"] = SIZES | MAMBA | {"attn_layer_indices": [1]}
 OWN_SIZES["GraniteMoeHybridForCausalLM"] = SIZES | MAMBA | {
     "layer_types": ["mamba", "attention"], "position_embedding_type": "rope"
 }  # fmt: skip
-DECODERS = [
-    name for name in ARCHITECTURES if hasattr(transformers, name) and name != "WhisperForConditionalGeneration"
-]  # Whisper's decoder reads sound, and rotates nothing
+# Whisper's decoder reads sound, and rotates nothing; transformers computes Mistral 4 with YaRN alone.
+OTHERS = ("WhisperForConditionalGeneration", "Mistral4ForCausalLM")
+DECODERS = [name for name in ARCHITECTURES if hasattr(transformers, name) and name not in OTHERS]
 PARTLY_ROTATED = (
     "Glm4MoeForCausalLM",
     "GPTNeoXForCausalLM",

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from model_runner_helpers.paged_harness import PagedHarness
+from model_runner_helpers import tiny_configs as tiny
+from model_runner_helpers.paged_harness import PagedHarness, check_neighbours
 from safetensors.torch import load_file, save_file
 
 from llmstack_model_runner.layers.step_vectors import StepVectors
@@ -30,19 +31,9 @@ TOLERANCE = 2e-5  # of the largest logit, in float32
 CPU = torch.device("cpu")
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "models.md"
 
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "pad_token_id": None,
-}
+SMALL: dict[str, Any] = tiny.SMALL
 OPT = {"ffn_dim": 40, "word_embed_proj_dim": 32, "init_std": 0.3}
-GPT2 = {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
+GPT2 = tiny.GPT2
 HEAD_DIM = {"head_dim": 12}
 WINDOW = {"sliding_window": 7}
 EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
@@ -66,7 +57,6 @@ CASES: dict[str, dict[str, Any]] = {
     "BitNetForCausalLM": SMALL,
     "CohereForCausalLM": SMALL | {"logit_scale": 0.25},  # parallel blocks
     "Cohere2ForCausalLM": SMALL | WINDOW | {"layer_types": ["sliding_attention", "full_attention"]},  # no angles
-    "Ernie4_5ForCausalLM": SMALL,
     "Exaone4ForCausalLM": SMALL | WINDOW | {"layer_types": ["sliding_attention", "full_attention"]},
     "GPT2LMHeadModel": GPT2,  # Conv1D in place of linear layers
     "GPTBigCodeForCausalLM": GPT2 | {"multi_query": True},  # one KV head, which no field counts
@@ -147,14 +137,7 @@ def test_greedy_tokens_and_logits_equal_transformers_in_any_cut(checkpoint: tupl
     close(harness.step([("whole", PROMPT)]), expected[: len(PROMPT)])
     assert harness.greedy(PROMPT, NUM_OUTPUT_TOKENS) == expected_tokens(expected)
     tokens = PROMPT + expected_tokens(expected)[:-1]
-    close(harness.step([("a", tokens[:1]), ("b", tokens[:11])]), torch.cat((expected[:1], expected[:11])))
-    close(
-        harness.step([("b", tokens[11:12]), ("a", tokens[1:8]), ("c", tokens)]),
-        torch.cat((expected[11:12], expected[1:8], expected)),
-    )
-    for position in range(12, len(tokens)):
-        rows = [("a", [tokens[position - 4]]), ("b", [tokens[position]])]
-        close(harness.step(rows), expected[[position - 4, position]])
+    check_neighbours(harness, tokens, expected, close)
 
 
 def test_vectors_stand_in_place_of_tokens_where_the_decoder_takes_them(checkpoint: tuple[Path, torch.Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_runner_helpers import tiny_configs as tiny
 from torch import nn
 
 from llmstack_model_runner.weights import load_weights
@@ -29,16 +30,7 @@ from llmstack_model_runner.models.transformers_backend.resolve import (  # noqa:
 )
 
 CPU = torch.device("cpu")
-SMALL: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-}
+SMALL: dict[str, Any] = {name: value for name, value in tiny.SMALL.items() if name != "initializer_range"}
 LLAMA = SMALL | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 

@@ -170,6 +170,7 @@ def test_kernels_and_groups_draw_the_same_tokens(logits: torch.Tensor, top_k: in
         min_p=np.where(np.arange(num_rows) % 5, 0.0, 0.01).astype(np.float32),
         typical_p=np.ones(num_rows),
         top_n_sigma=np.full(num_rows, -1.0),
+        infill_rules=np.full(num_rows, None, dtype=np.object_),
         seeds=np.arange(num_rows, dtype=np.uint64) + np.uint64(100 * seed),
         output_indices=np.arange(num_rows),
     )

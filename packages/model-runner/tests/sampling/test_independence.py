@@ -21,6 +21,7 @@ PARAMS = st.builds(
     min_p=st.sampled_from([0.0, 0.02]),
     typical_p=st.sampled_from([0.5, 0.9, 1.0]),
     top_n_sigma=st.sampled_from([-1.0, 0.5, 2.0]),
+    infill=st.booleans(),
     repetition_penalty=st.sampled_from([1.0, 1.2]),
     presence_penalty=st.sampled_from([0.0, 0.4]),
     logit_bias=st.sampled_from([None, {3: 4.0}]),

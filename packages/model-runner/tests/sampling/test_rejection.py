@@ -78,6 +78,7 @@ def draw_with_drafts(
             min_p=full(params.get("min_p", 0.0), np.float32),
             typical_p=full(1.0, np.float64),
             top_n_sigma=full(params.get("top_n_sigma", -1.0), np.float64),
+            infill_rules=full(None, np.object_),
             seeds=np.repeat(np.arange(NUM_DRAWS, dtype=np.uint64) + np.uint64(17), num_places),
             output_indices=np.tile(np.arange(num_places), NUM_DRAWS) + 3,
         )

@@ -14,6 +14,7 @@ from model_runner_helpers.sampling_rows import make_sampling_rows
 
 from llmstack_model_runner.sampling import ALL_MASKED, Sampler, SamplerOutput
 from llmstack_types import SamplingParams
+from llmstack_types.engine_core import MIN_LOGPROB
 
 VOCAB_SIZE = 600
 
@@ -205,3 +206,25 @@ def test_penalties_come_before_temperature_and_the_sets() -> None:
     logits[0, 1], logits[0, 2] = 3.0, 0.9
     params = SamplingParams(temperature=4.0, presence_penalty=2.0, top_k=1, seed=0)
     assert int(sample(logits, [params], tokens=[[0, 1]]).token_ids) == 1  # 3 - 2 > 0.9
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_a_beam_reports_the_log_probabilities_of_the_tokens_that_it_may_get(mode: str) -> None:
+    logits = random_logits(3, vocab_size=9)
+    allowed = (1, 4, 5)
+    beam = SamplingParams(
+        temperature=0.0, use_beam_search=True, logprobs=4, allowed_token_ids=allowed, repetition_penalty=2.0
+    )
+    params = [SamplingParams(temperature=0.0, logprobs=2), beam, SamplingParams(temperature=0.0)]
+    rows = make_sampling_rows(params, [[4]] * 3, 9, num_prompt_tokens=1, eos_token_ids=())
+    output = Sampler(mode).sample(logits.clone(), rows.metadata(np.arange(3), np.zeros(3, dtype=np.int64)))
+    assert output.logprobs is not None
+    plain, changed = output.logprobs.to_lists()
+    full = logits.log_softmax(-1)
+    assert plain.token_ids[1:] == tuple(full[0].topk(2).indices.tolist())
+    assert plain.logprobs[1:] == pytest.approx(full[0].topk(2).values.tolist())
+    wanted = {token: float(full[1, token]) * (2.0 if token == 4 else 1.0) for token in allowed}
+    best = sorted(allowed, key=lambda token: -wanted[token])
+    assert list(changed.token_ids[:4]) == [best[0], *best]
+    assert list(changed.logprobs[1:4]) == pytest.approx([wanted[token] for token in best])
+    assert changed.logprobs[4] == MIN_LOGPROB

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from model_runner_helpers.device_runners import needs_native_kernels
 from torch.overrides import TorchFunctionMode
 
 from llmstack_kernels.native.capture import CapturedCalls
-from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
 from llmstack_types import ModelRunnerConfig, SamplingParams
 
-pytestmark = pytest.mark.skipif(
-    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
-)
+pytestmark = needs_native_kernels
 NUM_BLOCKS = 150
 
 

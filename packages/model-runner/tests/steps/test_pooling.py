@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from model_runner_helpers import tiny_configs as tiny
 
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import load_model_class
@@ -33,18 +34,8 @@ transformers = pytest.importorskip("transformers")
 
 NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32]
-GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
-BERT: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "type_vocab_size": 2,
-    "initializer_range": 0.3,
-    "hidden_act": "gelu",
-}
+GPT2 = tiny.GPT2
+BERT: dict[str, Any] = tiny.BERT | {"type_vocab_size": 2, "hidden_act": "gelu"}
 ROBERTA = BERT | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 BLOCKS_PER_ROW = 8
 BLOCK_SIZE = 4

@@ -150,7 +150,9 @@ def test_every_name_of_a_type_is_that_type_of_torch(name: str, tmp_path: Path) -
 
 
 def test_unknown_formats_and_types_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="load format 'pt' is unknown; auto, safetensors, gguf and dummy are known"):
+    with pytest.raises(
+        ValueError, match="load format 'pt' is unknown; auto, safetensors, mistral, gguf and dummy are known"
+    ):
         load_weights(make("GPT2LMHeadModel", GPT2), tmp_path, "pt")
     with pytest.raises(ValueError, match="dtype 'int8' is not supported; float32, bfloat16 and float16 are"):
         resolve_dtype("int8", {}, tmp_path)

@@ -17,7 +17,7 @@ from llmstack_engine_core.messages.rows import row
 from llmstack_engine_core.messages.steps import STEP
 from llmstack_types import SchedulerOutput, TokenMasks
 
-VERSION: Final = 4
+VERSION: Final = 5
 MAX_FRAME_BYTES: Final = 256 * 2**20
 MAX_EPOCH: Final = 2**64 - 1
 _ADDRESS: Final = text(256)
@@ -102,6 +102,13 @@ class AdapterMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class TextsMessage:
+    """The texts of tokens are to be read beside steps; or, with `is_due`, to be there, and the rank answers."""
+
+    is_due: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksMessage:
     """KV blocks to read, or to write.
 
@@ -155,7 +162,7 @@ class Failure:
     numbers: tuple[int, ...] = field(default=(), init=False)
 
 
-ToRank = CallMessage | StepMessage | MasksMessage | AdapterMessage | BlocksMessage | MeetMessage
+ToRank = CallMessage | StepMessage | MasksMessage | AdapterMessage | TextsMessage | BlocksMessage | MeetMessage
 Message = ToRank | Answer | Failure | BlockBytes
 
 MESSAGES: Final[MessageSet[Message]] = MessageSet(
@@ -169,6 +176,7 @@ MESSAGES: Final[MessageSet[Message]] = MessageSet(
         4: row(AdapterMessage),
         5: row(MeetMessage),
         6: row(BlocksMessage),
+        7: row(TextsMessage),
         16: row(Answer),
         17: row(Failure, absent=("numbers",)),
         18: row(BlockBytes),

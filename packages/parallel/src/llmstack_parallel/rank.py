@@ -92,7 +92,7 @@ def _connect(order: RankOrder, arguments: list[str]) -> tuple[ZmqChannel | Socke
 
 
 def _join(order: RankOrder) -> tuple[ZmqChannel, Exchange]:
-    """The same where other ranks are on other nodes."""
+    """The channel and the exchange of a rank whose peers are on other nodes."""
     from llmstack_engine_client.hosts.network import Network, free_address
     from llmstack_parallel.hosts.meeting import Meeting, placement_of
 

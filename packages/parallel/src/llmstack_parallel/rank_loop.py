@@ -21,6 +21,7 @@ from llmstack_parallel.messages import (
     MasksMessage,
     Message,
     StepMessage,
+    TextsMessage,
 )
 from llmstack_parallel.protocols import Channel, Exchange
 from llmstack_parallel.rank_blocks import block_sizes, reads
@@ -45,8 +46,9 @@ class RankLoop:
         self._runner = ModelRunner(config, sharding=self._sharding)
         self._num_steps = 0
         self._blocks = bytearray()  # what has come of those that are written
-        self._reader = ThreadPoolExecutor(1, "read-adapter")
+        self._reader = ThreadPoolExecutor(1, "read-beside")
         self._reads: dict[str, Future[object]] = {}
+        self._texts: Future[None] | None = None
 
     def run(self) -> None:
         """Serves until a message ends it.
@@ -80,6 +82,8 @@ class RankLoop:
             self._channel.send(MESSAGES.encode(self._answer(message), self._epoch))
         elif isinstance(message, AdapterMessage):
             self._handle_adapter(message)
+        elif isinstance(message, TextsMessage):
+            self._handle_texts(message)
         elif isinstance(message, BlocksMessage):
             self._handle_blocks(message)
         else:
@@ -109,6 +113,19 @@ class RankLoop:
             self._runner.remove_adapter(identity)
         else:
             self._channel.send(MESSAGES.encode(self._add_adapter(identity), self._epoch))
+
+    def _handle_texts(self, message: TextsMessage) -> None:
+        if not message.is_due:
+            self._texts = self._reader.submit(self._runner.read_token_texts)
+            return
+        answer: Answer | Failure = Answer()
+        try:
+            if self._texts is not None:
+                self._texts.result()
+        except Exception as error:  # of a file, of any kind: it is none of the rank
+            logger.error("the texts of tokens cannot be read", exc_info=error)
+            answer = Failure(str(error) or type(error).__name__)
+        self._channel.send(MESSAGES.encode(answer, self._epoch))
 
     def _add_adapter(self, identity: str) -> Answer | Failure:
         """An error of an adapter is no error of the rank."""

@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import dataclass
 
 from llmstack_engine_client.processes.waiting_process import start_module
+from llmstack_engine_core.openmp import SHORT_SPINS
 from llmstack_parallel.rank_order import RankOrder, send_rank_order
 from llmstack_parallel.topology import Topology
 
@@ -45,11 +46,9 @@ def start_rank(order: RankOrder, channel: socket.socket | None = None) -> RankPr
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            # Threads of a rank would spin for milliseconds after each operation, on cores that other ranks need.
-            environment = {"GOMP_SPINCOUNT": "1000"}
             channels = [] if channel is None else [channel.fileno()]
             fds = [theirs.fileno(), *channels, *order.segments.descriptors]
-            popen = start_module("llmstack_parallel.rank", fds, environment)
+            popen = start_module("llmstack_parallel.rank", fds, SHORT_SPINS)
     except OSError:
         ours.close()
         raise
@@ -58,7 +57,7 @@ def start_rank(order: RankOrder, channel: socket.socket | None = None) -> RankPr
 
 
 def end_ranks(processes: list[RankProcess]) -> None:
-    """Ends all of them, by force where they do not end by themselves. The caller closes the lifelines."""
+    """Ends all ranks: closes their lifelines, and kills those that run on. The caller closes the descriptors."""
     for process in processes:
         process.lifeline.shutdown(socket.SHUT_RDWR)  # ends the rank, wherever it is
     for process in processes:

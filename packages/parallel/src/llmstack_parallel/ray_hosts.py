@@ -36,15 +36,7 @@ class RayHosts:
         Raises:
             EngineStartError: Ray is not installed, there is no cluster, it asks for no token, or it has no room.
         """
-        self._ray = ray = import_ray("--data-parallel-backend")
-        address = cluster_address()
-        if not hosts.allow_ray_without_token:
-            check_token(address)
-        try:
-            with own_signal_handlers():
-                ray.init(address=address, namespace="llmstack", log_to_driver=False, configure_logging=False)
-        except Exception as error:  # Ray has many kinds
-            raise EngineStartError(cannot_join(address, error)) from error
+        self._ray = ray = join_cluster("--data-parallel-backend", allow_without_token=hosts.allow_ray_without_token)
         try:
             self._group = self._place(config, hosts.size)
             self._actors = self._start(config, hosts.size)
@@ -170,6 +162,23 @@ def cannot_join(address: str, error: Exception) -> str:
     """A sentence about an error of `ray.init`."""
     hint = "where it asks for a token, RAY_AUTH_MODE=token and the same token must be set here"
     return f"the Ray cluster at {address} cannot be joined ({type(error).__name__}); {hint}"
+
+
+def join_cluster(flag: str, *, allow_without_token: bool) -> Any:
+    """The module `ray`, connected to the cluster that the environment names. `flag` is the one that asked for it.
+
+    Raises:
+        EngineStartError: Ray is not installed, there is no cluster, or it asks for no token.
+    """
+    ray, address = import_ray(flag), cluster_address()
+    if not allow_without_token:
+        check_token(address)
+    try:
+        with own_signal_handlers():
+            ray.init(address=address, namespace="llmstack", log_to_driver=False, configure_logging=False)
+    except Exception as error:  # Ray has many kinds
+        raise EngineStartError(cannot_join(address, error)) from error
+    return ray
 
 
 def import_ray(option: str) -> Any:

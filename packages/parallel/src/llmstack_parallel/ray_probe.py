@@ -1,4 +1,4 @@
-"""Whether a Ray cluster asks for a token: `python -m ... HOST:PORT` exits so."""
+"""Probe of a Ray cluster for a token: exit status of `python -m ... HOST:PORT`."""
 
 from __future__ import annotations
 

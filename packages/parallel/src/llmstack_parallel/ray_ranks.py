@@ -10,15 +10,7 @@ from typing import Any
 
 from llmstack_parallel.hosts.meeting import placement_of
 from llmstack_parallel.ray_host import RayRank, pack_rank_order
-from llmstack_parallel.ray_hosts import (
-    PLACEMENT_TIMEOUT_S,
-    bundle,
-    cannot_join,
-    check_token,
-    cluster_address,
-    import_ray,
-)
-from llmstack_parallel.ray_signals import own_signal_handlers
+from llmstack_parallel.ray_hosts import PLACEMENT_TIMEOUT_S, bundle, join_cluster
 from llmstack_parallel.topology import Topology
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
@@ -32,15 +24,8 @@ class RayRanks:
         Raises:
             EngineStartError: Ray is not installed, there is no cluster, it asks for no token, or it has no room.
         """
-        self._ray = ray = import_ray("--distributed-executor-backend")
-        cluster = cluster_address()
-        if not placement_of(config).allow_ray_without_token:
-            check_token(cluster)
-        try:
-            with own_signal_handlers():
-                ray.init(address=cluster, namespace="llmstack", log_to_driver=False, configure_logging=False)
-        except Exception as error:  # Ray has many kinds
-            raise EngineStartError(cannot_join(cluster, error)) from error
+        is_open = placement_of(config).allow_ray_without_token
+        self._ray = join_cluster("--distributed-executor-backend", allow_without_token=is_open)
         self._actors: list[Any] = []
         self._group: Any = None
         try:

@@ -10,11 +10,10 @@ from time import monotonic, sleep
 
 from llmstack_kernels.collective import CollectiveError
 from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_parallel.beside_steps import BesideSteps
 from llmstack_parallel.errors import LostRankError
 from llmstack_parallel.messages import (
     MESSAGES,
-    AdapterCall,
-    AdapterMessage,
     Answer,
     BlocksMessage,
     Call,
@@ -48,7 +47,7 @@ MakePeers = Callable[[ModelRunnerConfig], Peers]
 _POLL_MS = 100
 
 
-class ParallelRunner:
+class ParallelRunner(BesideSteps):
     """Rank 0 of a model, which lives in the engine core's process and drives the others; used by one thread.
 
     Every rank gets every step, and computes its part when the ranks before it have computed theirs. Ranks with logits
@@ -165,38 +164,6 @@ class ParallelRunner:
             if self._topology.pipeline_parallel_size > 1 and pending.scheduled.scheduled_requests:
                 self._unsent.append(output.sampled_token_ids)
 
-    def announce_adapter(self, identity: str, path: str) -> None:
-        """Lets all other ranks read an adapter beside their steps."""
-        self._send_adapter(AdapterMessage(AdapterCall.READ, identity, path))
-
-    def read_adapter(self, identity: str, path: str) -> object:
-        """Reads rank 0's part of an adapter; in any thread.
-
-        Raises:
-            ValueError: It cannot be served; the text is one sentence.
-        """
-        return self._started[1].read_adapter(identity, path)
-
-    def add_adapter(self, identity: str, adapter: object) -> None:
-        """Makes an adapter available in all ranks, or in none.
-
-        Raises:
-            ValueError: Another rank cannot read it.
-        """
-        if self._pending:
-            self._compute_until(self._pending[-1])  # other ranks wait for these steps before they answer
-        self._started[1].add_adapter(identity, adapter)
-        self._send_adapter(AdapterMessage(AdapterCall.ADD, identity))
-        failures = [answer.reason for answer in self._receive_all(START_TIMEOUT_S) if isinstance(answer, Failure)]
-        if failures:
-            self.remove_adapter(identity)
-            raise ValueError(failures[0])
-
-    def remove_adapter(self, identity: str) -> None:
-        """Drops an adapter in all ranks."""
-        self._started[1].remove_adapter(identity)
-        self._send_adapter(AdapterMessage(AdapterCall.REMOVE, identity))
-
     def kv_block_form(self) -> tuple[int, int, str]:
         """Bytes of a block and of a state in all ranks, and what distinguishes them from those of one process."""
         return self._parts.form()
@@ -213,8 +180,7 @@ class ParallelRunner:
             LostRankError: A rank does not answer.
         """
         peers, runner = self._started
-        if self._pending:
-            self._compute_until(self._pending[-1])
+        self._settle()
         with self._parts.split(out, len(block_ids), has_state=state_id > 0) as parts:
             message = BlocksMessage(tuple(block_ids), state_id=state_id)
             self._send(peers.channels, MESSAGES.encode(message, peers.epoch))
@@ -232,18 +198,13 @@ class ParallelRunner:
             LostRankError: A rank takes no message.
         """
         peers, runner = self._started
-        if self._pending:
-            self._compute_until(self._pending[-1])
+        self._settle()
         with self._parts.split(data, first + len(block_ids), has_state=state_id > 0) as parts:
             for rank in peers.channels:
                 for message in writes(block_ids, first, parts[rank], state_id):
                     self._send([rank], MESSAGES.encode(message, peers.epoch))
             if parts[0].nbytes:
                 runner.write_kv_blocks(block_ids, parts[0], first, state_id)
-
-    def _send_adapter(self, message: AdapterMessage) -> None:
-        peers, _ = self._started
-        self._send(peers.channels, MESSAGES.encode(message, peers.epoch))
 
     def backends(self) -> Mapping[str, str]:
         """Operation to implementation, of rank 0, and how the ranks exchange data."""
@@ -334,6 +295,11 @@ class ParallelRunner:
             return self._started[0].channels[rank].receive(_POLL_MS)
         except LostRankError as error:
             raise LostRankError(self._describe_loss(str(error))) from error
+
+    def _settle(self) -> None:
+        """Computes rank 0's part of all steps that were started: other ranks wait for it before they answer."""
+        if self._pending:
+            self._compute_until(self._pending[-1])
 
     def _check_peers(self) -> None:
         lost = self._started[0].lost() or self._fence

@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmstack_kernels.collective import LINK_SLOT_BYTES, SharedGroup, SharedLink, is_available
+from llmstack_kernels.collective import LINK_SLOT_BYTES, SharedGroup, SharedLink
+from llmstack_kernels.native import is_available
 from llmstack_parallel.topology import Topology
 
 MAX_LINK_BYTES = 256 << 20

@@ -1,4 +1,4 @@
-"""Which part of a model each rank computes."""
+"""Parts of a model by rank."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ class AdapterStore:
         self._adapters: dict[int, LowRankAdapter] = {}
         self._next_number = 0
         self._slot_numbers: list[int] = []
+        self._expert_numbers: set[int] = set()  # of adapters that change experts
+        self._changes_experts = False  # an adapter of the step does
 
     def __contains__(self, identity: str) -> bool:
         return identity in self._identity_to_number
@@ -50,6 +53,19 @@ class AdapterStore:
     def use_staging(self, send: Send) -> None:
         """Sends the order of each step's rows to the device without a wait of the host."""
         self._layers.send = send
+        self._layers.change_all()
+
+    @property
+    def num_capturable_layers(self) -> int:
+        """Layers that a captured step updates; 0 if adapters of this step change experts, for which the host waits."""
+        return 0 if self._changes_experts else self._layers.num_layers - len(self._layers.expert_layers)
+
+    def in_fixed_places(self, num_rows: int, num_adapted: int) -> AbstractContextManager[None]:
+        """Inside, `num_rows` rows are computed with as many kernels as any adapters of theirs would need.
+
+        `num_adapted`: Layers to update; with 0 no layer is.
+        """
+        return self._layers.in_fixed_places(num_rows if num_adapted else 0)
 
     def read(self, identity: str, path: str) -> LowRankAdapter:
         """Reads and checks an adapter.
@@ -70,11 +86,14 @@ class AdapterStore:
         if identity not in self._identity_to_number:
             self._identity_to_number[identity] = self._next_number
             self._adapters[self._next_number] = adapter
+            if any(map(adapter.changes, self._layers.expert_layers)):
+                self._expert_numbers.add(self._next_number)
             self._next_number += 1
 
     def remove(self, identity: str) -> None:
         """Drops an adapter that no row has; unknown ones too."""
         number = self._identity_to_number.pop(identity, NO_ADAPTER)
+        self._expert_numbers.discard(number)
         if self._adapters.pop(number, None) is not None and number in self._slot_numbers:
             slot = self._slot_numbers.index(number)
             self._slot_numbers[slot] = NO_ADAPTER
@@ -98,6 +117,7 @@ class AdapterStore:
             ValueError: There are more than slots, which the scheduler does not let happen.
         """
         numbers = sorted(set(row_numbers.tolist()) - {NO_ADAPTER})
+        self._changes_experts = not self._expert_numbers.isdisjoint(numbers)
         if not numbers:
             self._layers.begin_step(None)
             return 0

@@ -29,13 +29,17 @@ from llmstack_gguf import (
 )
 from llmstack_kernels.linear import BLOCK_TYPES, AnyStoredWeight, BlockWeight, StoredWeight, join_stored
 from llmstack_model_runner.checkpoint_formats.floats import mxfp4_of_numbers
-from llmstack_model_runner.checkpoint_formats.gguf_pictures import halves_of_heads, read_pictures
+from llmstack_model_runner.checkpoint_formats.gguf_pictures import read_pictures
+from llmstack_model_runner.checkpoint_formats.head_rows import halves_of_heads
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
 _DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
-_TABLES = (_EMBEDDINGS, "position_embd.weight")
+_TABLES = (_EMBEDDINGS, "position_embd.weight", "per_layer_token_embd.weight")
+"""May have billions of numbers, and models keep a copy in their own type."""
 _HEAD_NAME = "lm_head.weight"
+_NUMBERS_AT_ONCE = 1 << 24
+"""Numbers that are unpacked together; tables of tokens have billions."""
 _IQ4_VALUES = torch.tensor(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32
 )
@@ -45,8 +49,8 @@ _IQ4_VALUES = torch.tensor(
 def read_gguf(paths: Sequence[Path], head_dim: int) -> Iterator[tuple[str, UnreadWeight]]:
     """The tensors of a model of GGUF files under the names that repositories of Hugging Face have.
 
-    Token embeddings are widened, as rows are looked up in them; where the output head shares them, it is given too and
-    keeps their few bits. `head_dim` is for the order of rows of queries and keys. The last file may be an encoder.
+    Where the output head shares the token embeddings, it is given too, and keeps their few bits. `head_dim` is for the
+    order of rows of queries and keys. The last file may be an encoder.
 
     Raises:
         ValueError: The file is damaged, or a scale is no finite number.
@@ -63,12 +67,15 @@ def read_gguf(paths: Sequence[Path], head_dim: int) -> Iterator[tuple[str, Unrea
     data = [_mapped(path) for path in paths]
     for name, target in targets.items():
         for own_name, info in _parts(header, name, target):
+            read: Callable[[], torch.Tensor | AnyStoredWeight]
             read = partial(_read_placed, data[info.file], name, info, target, head_dim)
             if target.is_stack:
                 read = partial(_read_stack, data, header, name, target)
+            elif target.form == "products":
+                read = partial(_read_products, data, header, name, target.partner)
             if name == _EMBEDDINGS and _HEAD not in header.tensors:
-                yield _HEAD_NAME, UnreadWeight(read)
-            yield own_name, UnreadWeight(partial(_widened, read) if name in _TABLES else read)
+                yield _HEAD_NAME, UnreadWeight(partial(_copied, read))
+            yield own_name, UnreadWeight(read, is_table=name in _TABLES)
 
 
 def _read_dense(data: torch.Tensor, header: Header, name: str) -> torch.Tensor:
@@ -82,9 +89,10 @@ def _mapped(path: Path) -> torch.Tensor:
     return torch.frombuffer(view, dtype=torch.uint8)
 
 
-def _widened(read: Callable[[], torch.Tensor | AnyStoredWeight]) -> torch.Tensor:
-    tensor = read()
-    return tensor.dequantize(torch.float32) if isinstance(tensor, AnyStoredWeight) else tensor
+def _copied(read: Callable[[], torch.Tensor | AnyStoredWeight]) -> torch.Tensor | AnyStoredWeight:
+    """A layer may keep what it gets: of a table in full precision that is a copy."""
+    weight = read()
+    return weight.clone() if isinstance(weight, torch.Tensor) else weight
 
 
 def _read_placed(
@@ -100,15 +108,17 @@ def _parts(header: Header, name: str, target: Target) -> Iterator[tuple[str, Ten
         yield from ((own_name, info) for own_name in target.names)
         return
     num_bytes = info.num_bytes // len(target.names)
-    for expert, own_name in enumerate(target.names):
-        yield own_name, TensorInfo(info.shape[1:], info.type, info.start + expert * num_bytes, num_bytes, info.file)
+    shape = (math.prod(info.shape[:2]) // len(target.names), info.shape[2])
+    for part, own_name in enumerate(target.names):
+        yield own_name, TensorInfo(shape, info.type, info.start + part * num_bytes, num_bytes, info.file)
 
 
 def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | AnyStoredWeight:
     content = data[info.start : info.start + info.num_bytes]
     if info.type.name in _DTYPES:
-        # A copy, since the mapping ends with the loading.
-        return content.clone().view(_DTYPES[info.type.name]).view(info.shape)
+        # A copy, since keeping one tensor would keep the whole mapped file.
+        content = content if name in _TABLES else content.clone()
+        return content.view(_DTYPES[info.type.name]).view(info.shape)
     if len(info.shape) != 2:
         raise ValueError(f"{name[:128]} is quantized and no matrix.")
     num_outputs, num_inputs = info.shape
@@ -118,9 +128,18 @@ def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | Any
             weight = BlockWeight(info.type.name, (blocks,), _READERS[info.type.name])
             weight.check()
             return weight
-        return _READERS[info.type.name](blocks)
+        return _joined(_READERS[info.type.name], blocks, max(1, _NUMBERS_AT_ONCE // num_inputs))
     except ValueError as error:
         raise ValueError(f"{name[:128]} cannot be read as {info.type.name}: {error}") from None
+
+
+def _joined(read: Callable[[torch.Tensor], StoredWeight], blocks: torch.Tensor, num_rows: int) -> StoredWeight:
+    """A weight of blocks, of which so many rows are unpacked at a time: that takes several bytes of each number."""
+    parts = [read(rows) for rows in blocks.split(num_rows)]
+    joined = parts[0] if len(parts) == 1 else join_stored(parts)
+    if not isinstance(joined, StoredWeight):
+        raise ValueError("its rows are not stored alike.")
+    return joined
 
 
 def _read_stack(
@@ -144,6 +163,17 @@ def _read_stack(
     return stacked.transpose(1, 2) if stacked.ndim == 3 else stacked
 
 
+def _read_products(data: Sequence[torch.Tensor], header: Header, keys: str, values: str) -> torch.Tensor:
+    """The products of keys [heads, rank, numbers] and of values [heads, numbers, rank] as rows of each head."""
+    parts = []
+    for name in (keys, values):
+        info = header.tensors[name]
+        found = _read(data[info.file], name, replace(info, shape=(math.prod(info.shape[:2]), info.shape[2])))
+        dense = found.dequantize(torch.float32) if isinstance(found, AnyStoredWeight) else found.float()
+        parts.append(dense.view(info.shape))
+    return torch.cat((parts[0].transpose(1, 2), parts[1]), 1).flatten(0, 1)
+
+
 def _placed(
     tensor: torch.Tensor | AnyStoredWeight, name: str, target: Target, head_dim: int
 ) -> torch.Tensor | AnyStoredWeight:
@@ -165,15 +195,19 @@ def _placed(
 
 
 def _in_form(tensor: torch.Tensor | AnyStoredWeight, name: str, form: str) -> torch.Tensor:
-    """Numbers of a state as repositories have them."""
+    """Numbers of a state space in the form of repositories."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name[:128]} is quantized, and only supported in full precision.")
     if form == "taps":
-        return tensor.unsqueeze(1)
+        return tensor.reshape(-1, 1, tensor.shape[-1])
     if form == "row":
         return tensor.view(1, -1)
-    flat = tensor.float().flatten()
-    return (-flat).log() if form == "log of negative" else flat
+    numbers = tensor.float()
+    if form in ("flat", "log of negative"):
+        numbers = numbers.flatten()
+    elif form == "wide logs":
+        numbers = numbers.reshape(1, 1, -1, 1)
+    return numbers if form == "flat" else (-numbers).log()
 
 
 def _in_order(tensor: torch.Tensor | AnyStoredWeight, order: torch.Tensor) -> torch.Tensor | AnyStoredWeight:

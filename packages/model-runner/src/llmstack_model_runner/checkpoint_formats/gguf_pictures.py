@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from llmstack_gguf import Header, PictureTensor, picture_tensors
+from llmstack_model_runner.checkpoint_formats.head_rows import halves_of_heads
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
 Read = Callable[[str], torch.Tensor]
@@ -48,15 +49,3 @@ def _in_form(target: PictureTensor, read: Read, num_heads: int) -> torch.Tensor:
             return parts[0][halves_of_heads(len(parts[0]), num_heads, target.sources[0])]
         case _:
             return parts[0]
-
-
-def halves_of_heads(num_rows: int, num_heads: int, name: str) -> torch.Tensor:
-    """For each row in the order of halves that are rotated together, its number in the order of pairs.
-
-    Raises:
-        ValueError: The rows are no heads.
-    """
-    head_dim = num_rows // num_heads if num_heads else 0
-    if not head_dim or num_rows % num_heads or head_dim % 2:
-        raise ValueError(f"{name[:128]} has {num_rows} rows, which are no {num_heads} heads.")
-    return torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)

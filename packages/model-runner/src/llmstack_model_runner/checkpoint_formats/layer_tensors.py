@@ -47,9 +47,11 @@ class UnreadWeight:
 
     Attributes:
         read: Reads it; ValueError if it is damaged.
+        is_table: Rows of it are looked up, so the model widens it to its own type.
     """
 
     read: Callable[[], torch.Tensor | AnyStoredWeight]
+    is_table: bool = False
 
 
 class Reader(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterator
 from pathlib import Path
+
+from llmstack_kernels.caches import cache_sizes
+from llmstack_kernels.usable_cpus import control_groups, num_usable_cpus, read_text
 
 _UNLIMITED = 1 << 60
 """Control groups of version 1 report a huge number where there is no limit."""
@@ -14,21 +14,6 @@ _MAX_ONE_THREAD_BYTES = 32 << 20
 """Weights up to this size stay in the processor's caches, where a second thread saves almost nothing: the demo model of
 10 MB takes 2.9 instead of 3.0 ms per step. On a busy machine it costs much more. Each of a step's hundred operations
 then waits for a thread that is not scheduled (118 instead of 11 ms)."""
-
-
-_MAX_CACHED_BYTES = 64 << 20
-"""Twice the last-level cache that a core of many server processors reaches: of more weights, little is left there."""
-
-
-def num_usable_cpus(root: Path = Path("/")) -> int:
-    """Number of processors that the process may use at once, by affinity and CPU quota; at least 1.
-
-    Args:
-        root: Where `proc` and `sys` are found.
-    """
-    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for folder in _cgroup_folders(root, "cpu") if (quota := _cpu_quota(folder)) is not None]
-    return max(1, min([num_cpus, *(math.ceil(quota) for quota in quotas)]))
 
 
 def num_compute_threads(
@@ -44,8 +29,11 @@ def num_compute_threads(
 
 
 def exceed_caches(num_weight_bytes: int) -> bool:
-    """Whether each step reads weights of this size from memory."""
-    return num_weight_bytes > _MAX_CACHED_BYTES
+    """Whether each step reads weights of this size from memory.
+
+    Of weights that are more than twice the last-level cache that a core reaches, little is left there.
+    """
+    return num_weight_bytes > 2 * cache_sizes().reach
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:
@@ -54,8 +42,8 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
     Args:
         root: Where `proc` and `sys` are found.
     """
-    bounds = [room for folder in _cgroup_folders(root, "memory") if (room := _memory_room(folder)) is not None]
-    lines = _read(root / "proc/meminfo").splitlines()
+    bounds = [room for folder in control_groups(root, "memory") if (room := _memory_room(folder)) is not None]
+    lines = read_text(root / "proc/meminfo").splitlines()
     bounds.extend(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return max(0, min(bounds)) if bounds else None
 
@@ -66,47 +54,18 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     Args:
         root: Where `proc` and `sys` are found.
     """
-    limits = [limit for folder in _cgroup_folders(root, "memory") if (limit := _memory_limit(folder)) is not None]
-    lines = _read(root / "proc/meminfo").splitlines()
+    limits = [limit for folder in control_groups(root, "memory") if (limit := _memory_limit(folder)) is not None]
+    lines = read_text(root / "proc/meminfo").splitlines()
     limits.extend(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
     return min(limits) if limits else None
 
 
 def _memory_limit(folder: Path) -> int | None:
     for name in ("memory.max", "memory.limit_in_bytes"):
-        text = _read(folder / name).strip()
+        text = read_text(folder / name).strip()
         if text.isdigit() and int(text) < _UNLIMITED:
             return int(text)
     return None
-
-
-def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the process's control groups and of their ancestors, each of which may set a limit.
-
-    In a container the path in `proc` may not exist below the mount. The top of the mount is then the container's group.
-    """
-    mount = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top = mount
-        elif controller in controllers.split(","):
-            top = mount / controller
-        else:
-            continue
-        folder = top / path.lstrip("/")
-        yield from (ancestor for ancestor in (folder, *folder.parents) if ancestor.is_relative_to(top))
-
-
-def _cpu_quota(folder: Path) -> float | None:
-    quota, period = "", ""
-    if text := _read(folder / "cpu.max"):
-        quota, _, period = text.strip().partition(" ")
-    elif text := _read(folder / "cpu.cfs_quota_us"):
-        quota, period = text.strip(), _read(folder / "cpu.cfs_period_us").strip()
-    if not quota.isdigit() or not period.isdigit() or int(period) == 0:  # "max" and -1 mean unlimited.
-        return None
-    return int(quota) / int(period)
 
 
 def _memory_room(folder: Path) -> int | None:
@@ -114,7 +73,7 @@ def _memory_room(folder: Path) -> int | None:
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, usage = _read(folder / limit_name).strip(), _read(folder / usage_name).strip()
+        limit, usage = read_text(folder / limit_name).strip(), read_text(folder / usage_name).strip()
         if limit.isdigit() and usage.isdigit() and int(limit) < _UNLIMITED:
             return int(limit) - int(usage) + _stat(folder / "memory.stat", cache_name)
     return None
@@ -122,15 +81,8 @@ def _memory_room(folder: Path) -> int | None:
 
 def _stat(path: Path, name: str) -> int:
     """A value of `memory.stat`. Inactive file pages count as free, since the kernel reclaims them under pressure."""
-    for line in _read(path).splitlines():
+    for line in read_text(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name:
             return int(value)
     return 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

@@ -60,6 +60,10 @@ class DeviceRuntime(Protocol):
         """Starts copies to the host, which overlap with later work; the tensors must never be written again."""
         ...
 
+    def release_cached_memory(self) -> None:
+        """Returns memory that no tensor uses to the device, so that graphs find it; to be called before captures."""
+        ...
+
     def capture(self, work: Callable[[], None]) -> Graph:
         """Executes `work` once and captures it. The work must neither wait for the device nor read from it.
 
@@ -121,11 +125,15 @@ class CudaRuntime:
                 host.copy_(tensor, non_blocking=True)
         return _CudaFetched(self._results.record_event(), hosts, tensors)
 
+    def release_cached_memory(self) -> None:
+        """Empties PyTorch's cache. The host waits for the device."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+
     def capture(self, work: Callable[[], None]) -> Graph:
         """Executes the work once, so that kernels are compiled and workspaces allocated, and then captures it."""
         work()
         torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
         num_free_bytes, _ = torch.cuda.mem_get_info(self.device)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from llmstack_kv_cache.storage import allocate_block_storage
 from llmstack_model_runner.drafts.guesser import Guesser
 from llmstack_model_runner.drafts.last_states import LastStates
+from llmstack_model_runner.drafts.maker import DraftMaker, OwnBlocks
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
@@ -35,8 +35,8 @@ class _Rows:
     num_done: IntArray
 
 
-class DraftsByHead:
-    """A `DraftMaker`.
+class DraftsByHead(DraftMaker):
+    """Drafts one after the other, each from the state of the last.
 
     The head computes a place once the hidden state there and the token behind it are known: most places of a prompt
     within the step that computes them, and the last ones before the next step. It has keys and values of its own under
@@ -47,19 +47,14 @@ class DraftsByHead:
 
     def __init__(self, guesser: Guesser, spec: KVCacheSpec, config: ModelRunnerConfig) -> None:
         """`spec` and `config` are those of the served model."""
-        self._layers = [
-            layer.block_tensors(spec.block_size, spec.kv_cache_dtype or spec.dtype) for layer in guesser.layers
-        ]
+        self._blocks = OwnBlocks(guesser.layers, spec)
         self._guesser, self._spec, self._config = guesser, spec, config
         self._rows: _Rows | None = None
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of the head's keys and values of one block."""
-        return sum(tensor.num_bytes for layer in self._layers for tensor in layer)
-
-    def check(self, spec: KVCacheSpec) -> None:
-        """Every served model with a head has drafts by it."""
+        return self._blocks.bytes_per_block
 
     def cost(self, weight_bytes: int) -> float:
         """That of the layers, without the output head."""
@@ -69,10 +64,9 @@ class DraftsByHead:
         """Allocates keys and values of so many blocks, and states of the rows."""
         config, guesser = self._config, self._guesser
         guesser.hold_positions(min(config.max_model_len, num_blocks * batch.block_size))
-        layers = [[(tensor.shape, getattr(torch, tensor.dtype)) for tensor in layer] for layer in self._layers]
         dtype = getattr(torch, self._spec.dtype)
         self._rows = _Rows(
-            batch, batch.for_drafts(group), list(allocate_block_storage(layers, num_blocks, device)),
+            batch, batch.for_drafts(group), self._blocks.allocate(num_blocks, device),
             LastStates(batch, config.max_num_drafts, guesser.state_size, dtype, device),
             np.zeros(len(batch.num_tokens), dtype=np.int64),
         )  # fmt: skip
@@ -83,12 +77,6 @@ class DraftsByHead:
     def release(self) -> None:
         """Frees what `allocate` made, which may follow."""
         self._rows = None
-
-    def forget_blocks(self, block_ids: list[int]) -> None:
-        """Blocks from elsewhere have nothing of the head; see the class."""
-
-    def run_largest(self) -> None:
-        """Does nothing: the largest steps of the served model have computed the head's part too."""
 
     @torch.inference_mode()
     def follow(self, scheduled: SchedulerOutput, step: StepRows) -> None:

@@ -7,14 +7,15 @@ import torch
 
 from llmstack_kernels.argmax import argmax
 from llmstack_model_runner.drafts.last_states import LastStates
+from llmstack_model_runner.drafts.maker import DraftMaker
 from llmstack_model_runner.models.medusa import MedusaHeads
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
-from llmstack_types import KVCacheSpec, ModelRunnerConfig, SchedulerOutput
+from llmstack_types import KVCacheSpec, ModelRunnerConfig
 
 
-class DraftsByMedusa:
-    """A `DraftMaker`. The heads read the state of the last place whose next token is known, and keep nothing else."""
+class DraftsByMedusa(DraftMaker):
+    """The heads read the state of the last place whose next token is known, and keep nothing else."""
 
     def __init__(self, heads: MedusaHeads, head_bytes: int, spec: KVCacheSpec, config: ModelRunnerConfig) -> None:
         """`spec` and `config` are those of the served model."""
@@ -26,9 +27,6 @@ class DraftsByMedusa:
     def bytes_per_block(self) -> int:
         """None: there are no keys and values."""
         return 0
-
-    def check(self, spec: KVCacheSpec) -> None:
-        """What does not fit is refused while it is loaded."""
 
     def cost(self, weight_bytes: int) -> float:
         """The bytes of one head over those of the served model."""
@@ -43,15 +41,6 @@ class DraftsByMedusa:
     def release(self) -> None:
         """Frees what `allocate` made, which may follow."""
         self._batch = self._last = None
-
-    def forget_blocks(self, block_ids: list[int]) -> None:
-        """Nothing is kept by block."""
-
-    def run_largest(self) -> None:
-        """Does nothing: one state of each row is less than any step of the served model takes."""
-
-    def follow(self, scheduled: SchedulerOutput, step: StepRows) -> None:
-        """Does nothing: the states are those of the step before."""
 
     @torch.inference_mode()
     def make(self, rows: IntArray, wanted: IntArray) -> IntArray:

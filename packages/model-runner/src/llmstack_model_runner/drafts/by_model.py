@@ -1,4 +1,4 @@
-"""Drafts by a model of its own, which reads what it needs when it is asked."""
+"""Drafts by a separate model, which computes missing tokens before it guesses."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import numpy as np
 import torch
 
 from llmstack_model_runner.drafts.draft_model import DraftModel
+from llmstack_model_runner.drafts.maker import DraftMaker
 from llmstack_model_runner.drafts.written_tokens import WrittenTokens
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_types import KVCacheSpec, ModelRunnerConfig, SchedulerOutput
 
 
-class DraftsByModel:
-    """A `DraftMaker` over a `DraftModel`, with what that has computed of each row and block."""
+class DraftsByModel(DraftMaker):
+    """A `DraftModel`, with what that has computed of each row and block."""
 
     def __init__(self, model: DraftModel, config: ModelRunnerConfig) -> None:
         """`config` is that of the served model."""

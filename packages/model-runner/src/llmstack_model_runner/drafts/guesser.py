@@ -1,4 +1,4 @@
-"""What guesses the token after the next from hidden states: a protocol."""
+"""Protocol of heads that guess the token after the next from hidden states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden states of the last places of rows, whose next tokens were not known yet."""
+"""Hidden states of the last positions of rows, until their next tokens are known."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 from llmstack_model_files import check_safetensors, safetensors_files
+from llmstack_model_runner.drafts.by_block import DraftsByBlock
 from llmstack_model_runner.drafts.by_head import DraftsByHead
 from llmstack_model_runner.drafts.by_medusa import DraftsByMedusa
 from llmstack_model_runner.drafts.guesser import EagleLayers
@@ -18,12 +19,15 @@ from llmstack_model_runner.layers.adaptation import adapted
 from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.layers.sharding import Sharding, sharded
 from llmstack_model_runner.models import CausalLM
+from llmstack_model_runner.models.dflash import DFlashHead
 from llmstack_model_runner.models.eagle import Eagle3Head, EagleHead, ServedSizes
 from llmstack_model_runner.models.medusa import MedusaHeads
 from llmstack_model_runner.weights import load_weights, read_served_config
 from llmstack_types import KVCacheSpec, ModelRunnerConfig
 
 _TOKEN_MAP = "d2t"  # noqa: S105 - the name of a tensor
+
+_KINDS: Mapping[str, type[EagleHead | DFlashHead]] = {"eagle": EagleHead, "eagle3": Eagle3Head, "dflash": DFlashHead}
 
 
 def load_draft_heads(
@@ -52,16 +56,18 @@ def _load(
     dtype, size = getattr(torch, spec.dtype), model.vector_size or 0
     names = {name.removeprefix("model.") for name in infos}
     with packed_linears(None), sharded(sharding), adapted(None):
-        heads: EagleHead | MedusaHeads
+        heads: EagleHead | MedusaHeads | DFlashHead
         if config.draft_head == "medusa":
             heads = MedusaHeads(found, size, spec.vocab_size, names, dtype, device)
         else:
-            kind = Eagle3Head if config.draft_head == "eagle3" else EagleHead
+            kind = _KINDS[config.draft_head]
             heads = kind(found, ServedSizes(size, spec.vocab_size, spec.num_layers, names), dtype, device)
     num_bytes = sum(slot.num_elements for slot in heads.slots().values()) * dtype.itemsize
     load_weights(heads, path, own.load_format, dtype, own.seed, device=device)
     if isinstance(heads, MedusaHeads):
         return DraftsByMedusa(heads, num_bytes, spec, config)
+    if isinstance(heads, DFlashHead):
+        return DraftsByBlock(heads, num_bytes, model, spec, config)
     if isinstance(heads, Eagle3Head):
         heads.map_tokens(_token_map(path, infos))
     return DraftsByHead(EagleLayers(heads, num_bytes, model), spec, config)

@@ -10,10 +10,10 @@ from llmstack_types import SchedulerOutput
 
 
 class WrittenTokens:
-    """What a draft model has computed of the rows of a batch.
+    """The tokens of each row that a draft model has computed.
 
     A draft model has a storage of its own under the block ids of the served one, and computes tokens when it needs
-    them: so a request that is in a row has blocks that it has not written. A block that was filled once stays so until
+    them. So it has not written every block of a request in a row. A block that was filled once stays so until
     it gets other tokens. What is wrong here costs accepted drafts and changes no text.
     """
 

@@ -1,4 +1,4 @@
-"""What all encoders of pictures and videos share: values out of bytes, and limits."""
+"""Base of encoders of pictures and videos: values out of bytes, and limits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from llmstack_media import ImageLayout, ImageProcessor, Piece, PixelProcessor, Processors, VideoProcessor
+from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.prompt_encoder import PromptEncoder
 from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_types import MediaItem
@@ -21,6 +22,18 @@ _HIDDEN_COPIES = 6
 """Tensors of the width of a hidden state that a layer holds at once, queries, keys and values among them."""
 
 _NOUNS: Mapping[MediaKind, str] = {"image": "a picture", "video": "a video"}
+
+
+class CropTower(Protocol):
+    """Layers over crops, each of which attends by itself."""
+
+    def enter(self, values: torch.Tensor) -> torch.Tensor:
+        """The hidden states before the first layer, those of all crops one after the other."""
+        ...
+
+    def layer(self, number: int, num_rows: int) -> LayerRun:
+        """A layer over so many states."""
+        ...
 
 
 class ImageEncoder(PromptEncoder):
@@ -93,6 +106,32 @@ class ImageEncoder(PromptEncoder):
         channels = torch.arange(0, 3 * 256, 256, dtype=torch.int32, device=self._device)
         places = pixels.to(torch.int32) + channels.view(1, 3, *[1] * (len(shape) - 2))
         return self._enter(item, self._tables[item.kind].index_select(0, places.flatten()).view(shape))
+
+
+class CropEncoder(ImageEncoder):
+    """An encoder of crops of one shape; the layout of an item begins with their number."""
+
+    def __init__(
+        self, processor: ImageProcessor, num_layers: int, widths: tuple[int, int], dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(processor, num_layers, widths, dtype, device)
+        self._crop_shape = processor.largest().shape[1:]
+
+    def _shape(self, item: MediaItem) -> tuple[int, ...]:
+        return (item.layout[0] if item.layout else 0, *self._crop_shape)
+
+
+class EachCropEncoder(CropEncoder):
+    """An encoder whose tower reads crops and nothing else. Subclasses set `_tower`."""
+
+    _tower: CropTower
+
+    def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
+        return (self._tower.enter(values),)
+
+    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
+        return self._tower.layer(number, len(state[0]))
 
 
 def num_places(pieces: tuple[Piece, ...]) -> int:

@@ -15,13 +15,15 @@ class PatchEmbedding:
 
     def __init__(
         self, name: str, window: tuple[int, ...], size: int, *, has_bias: bool, dtype: torch.dtype,
-        device: torch.device,
+        device: torch.device, has_channels_last: bool = False,
     ) -> None:  # fmt: skip
         """`window`: Channels, then the sides of a patch or the frames of a window.
 
+        `has_channels_last`: Whether a row has all channels of one frame, then those of the next.
+
         The checkpoint's weight has the shape [size, *window].
         """
-        self._name, self._shape = name, (size, *window)
+        self._name, self._shape, self._has_channels_last = name, (size, *window), has_channels_last
         num_features = torch.Size(window).numel()
         self._linear = Linear(
             num_features, {name: size}, has_bias=has_bias, dtype=dtype, device=device, keeps_precision=True
@@ -33,7 +35,7 @@ class PatchEmbedding:
         flat = slots[f"{self._name}.weight"]
 
         def load(tensor: torch.Tensor) -> None:
-            flat.load(tensor.reshape(flat.shape))
+            flat.load((tensor.movedim(1, -1) if self._has_channels_last else tensor).reshape(flat.shape))
 
         weight = replace(flat, shape=self._shape, load=load, load_stored=None, stored_shape=None)
         return {**slots, f"{self._name}.weight": weight}

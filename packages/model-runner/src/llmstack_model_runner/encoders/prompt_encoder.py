@@ -1,4 +1,4 @@
-"""What encoders of items in prompts share, whatever kind these are of."""
+"""Base of encoders of items in prompts, of every kind."""
 
 from __future__ import annotations
 

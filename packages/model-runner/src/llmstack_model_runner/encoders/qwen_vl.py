@@ -26,7 +26,7 @@ _SHARED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class QwenForm:
-    """What the towers of one generation have that others have not.
+    """The differences between the towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
     Attributes:
         defaults: Of fields of the `vision_config`.

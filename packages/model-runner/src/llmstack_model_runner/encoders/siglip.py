@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
+from llmstack_model_runner.encoders.image_encoder import CropEncoder
 from llmstack_model_runner.encoders.layer import EncoderLayer, read_layer_settings
 from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.patches import PatchEmbedding, unfold
 from llmstack_model_runner.encoders.vision_config import vision_int
 from llmstack_model_runner.layers import Embedding, LayerNorm, WeightSlot, collect_slots
+from llmstack_model_runner.media.encoder import EncoderState
+from llmstack_types import MediaItem
 
 _SIGLIP: Mapping[str, Any] = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -71,6 +74,19 @@ class SiglipTower:
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last norm."""
         return self._norm(hidden)
+
+
+class SiglipCrops(CropEncoder):
+    """An encoder of crops by SigLIP. Subclasses set `_tower`, and `_positions` of the patches of a crop."""
+
+    _tower: SiglipTower
+    _positions: torch.Tensor
+
+    def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
+        return (self._tower.enter(values, self._positions),)
+
+    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
+        return self._tower.layer(number, len(state[0]), item.layout[0])
 
 
 def bucket_positions(rows: int, columns: int, side: int, device: torch.device) -> torch.Tensor:

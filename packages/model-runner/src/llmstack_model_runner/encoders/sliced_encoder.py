@@ -1,4 +1,4 @@
-"""What encoders of pictures and of sound share: layers in slices."""
+"""Base of encoders of pictures and of sound that run some layers at a time."""
 
 from __future__ import annotations
 

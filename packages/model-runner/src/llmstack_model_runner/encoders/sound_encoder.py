@@ -1,8 +1,7 @@
-"""What encoders of sound in chats share: a tower over frames."""
+"""Base of encoders of sound in chats: a tower over frames."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -12,6 +11,7 @@ from llmstack_media import Processors, SoundProcessor
 from llmstack_model_runner.encoders.image_encoder import num_places
 from llmstack_model_runner.encoders.prompt_encoder import PromptEncoder
 from llmstack_model_runner.encoders.whisper import FrameEncoder, FrameTower
+from llmstack_model_runner.media.encoder import EncoderState
 
 
 class SoundEncoder(FrameEncoder, PromptEncoder):
@@ -37,12 +37,12 @@ class SoundEncoder(FrameEncoder, PromptEncoder):
     ) -> Self:
         if found.audio is None:
             raise ValueError("How sound is prepared is not known.")
-        return cls.of_sound(whole, text_size, found.audio, dtype, device)
+        make: Any = cls  # whose arguments are those of every family
+        made: Self = make(whole, text_size, found.audio, dtype, device)
+        return made
 
-    @classmethod
-    @abstractmethod
-    def of_sound(
-        cls, whole: Mapping[str, Any], text_size: int, processor: SoundProcessor, dtype: torch.dtype,
-        device: torch.device,
-    ) -> Self:  # fmt: skip
-        """The same, from the processor of sound."""
+    def _pairs(self, state: EncoderState) -> torch.Tensor:
+        """The mean of every two states, behind the tower's norm; a single state at the end has none."""
+        hidden = state[0]
+        pairs = hidden[: len(hidden) // 2 * 2].view(-1, 2, hidden.shape[1])
+        return self._tower.norm(pairs.mean(1))

@@ -1,4 +1,4 @@
-"""Learned vectors that are added or scaled by, such as that of a class token."""
+"""Learned vectors: additions such as a class token, or factors of a scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Vector:
     """One or several vectors of the checkpoint.
 
     Attributes:
-        value: Them, in the shape of the checkpoint.
+        value: The vectors, in the shape of the checkpoint.
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:

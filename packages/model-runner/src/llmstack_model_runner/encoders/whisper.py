@@ -1,4 +1,4 @@
-"""Whisper's encoder over log-mel spectrograms, and what others share with it."""
+"""Whisper's encoder over log-mel spectrograms, and parts of other sound encoders."""
 
 from __future__ import annotations
 
@@ -69,7 +69,13 @@ class FrameTower:
         settings = replace(layer, names=_NAMES, parts_without_bias=(_NAMES[2],))
         self._convolutions = [
             PatchEmbedding(
-                f"{prefix}conv{number}", (width, _WIDTH), self.size, has_bias=True, dtype=dtype, device=device
+                f"{prefix}conv{number}",
+                (width, _WIDTH),
+                self.size,
+                has_bias=True,
+                dtype=dtype,
+                device=device,
+                has_channels_last=True,
             )
             for number, width in ((1, self.num_bins), (2, self.size))
         ]
@@ -192,6 +198,11 @@ class WhisperEncoder(FrameEncoder):
 
 
 def _windows(frames: torch.Tensor, stride: int) -> torch.Tensor:
-    """Windows around every `stride`-th of frames [count, channels], silence at both ends: [.., channels * _WIDTH]."""
-    padded = torch.nn.functional.pad(frames, (0, 0, 1, 1))
-    return padded.unfold(0, _WIDTH, stride).flatten(1)
+    """Windows around every `stride`-th of frames [count, channels], silence at both ends: [.., _WIDTH * channels].
+
+    They are rows that overlap in one memory: nothing is copied for each.
+    """
+    count, channels = frames.shape
+    padded = frames.new_zeros(count + 2, channels)
+    padded[1:-1] = frames
+    return padded.as_strided(((count - 1) // stride + 1, _WIDTH * channels), (stride * channels, 1))

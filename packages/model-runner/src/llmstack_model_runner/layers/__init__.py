@@ -1,6 +1,7 @@
 """Layers that models are built from."""
 
-from llmstack_model_runner.layers.attention import Attention, AttentionPlans, plan_attention, plan_layers
+from llmstack_model_runner.layers.attention import Attention, plan_attention, plan_layers
+from llmstack_model_runner.layers.attention_metadata import LayerStep
 from llmstack_model_runner.layers.embedding import Embedding, OutputHead
 from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.linear import Linear
@@ -10,10 +11,10 @@ from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
 
 __all__ = [
     "Attention",
-    "AttentionPlans",
     "Embedding",
     "HeadRotation",
     "LayerNorm",
+    "LayerStep",
     "Linear",
     "OutputHead",
     "RMSNorm",

@@ -110,9 +110,31 @@ class AdaptedLayers:
         """Makes room for `num_slots` adapters and steps of `max_num_rows` tokens."""
         whole = {part.layer: part.whole_rank for part in self.parts.values() if part.read_base is not None}
         self.slots = LowRankSlots(num_slots, self.num_layers, max_num_rows, max_rank, device, whole)
-        if device.type != "cpu":  # a fused activation may have other bits there, and adapters must not change them
-            # Not those of experts: the host waits for a GPU at each of them.
-            self._changed = {*range(self.num_layers)} - self.expert_layers
+
+    def change_all(self) -> None:
+        """Lets a step with adapters update all layers but those of experts, for each of which the host waits.
+
+        So captured steps fit all adapters. A fused activation may have other bits on a GPU, and an adapter must not
+        change those of the others.
+        """
+        self._changed = {*range(self.num_layers)} - self.expert_layers
+
+    @contextmanager
+    def in_fixed_places(self, num_rows: int) -> Iterator[None]:
+        """Inside, steps have `num_rows` rows, of which any may have any adapter; with 0 none has one.
+
+        No expert is updated.
+        """
+        slots, was_active, changed = self.slots, self.is_active, self._changed
+        self.is_active, self._changed = bool(num_rows), changed - self.expert_layers
+        if slots is not None:
+            slots.num_fixed_rows = num_rows
+        try:
+            yield
+        finally:
+            self.is_active, self._changed = was_active, changed
+            if slots is not None:
+                slots.num_fixed_rows = 0
 
     def put(self, slot: int, adapter: LowRankAdapter | None) -> None:
         """Places an adapter for the steps to come."""
@@ -123,7 +145,10 @@ class AdaptedLayers:
 
     @property
     def num_changed(self) -> int:
-        """Number of layers that an adapter placed so far changes. They never get fewer, so it tells which they are."""
+        """Number of layers that an adapter placed so far changes.
+
+        The number never falls, so a changed number means a changed set of layers.
+        """
         return len(self._changed)
 
     def changes(self, layer: int | None) -> bool:

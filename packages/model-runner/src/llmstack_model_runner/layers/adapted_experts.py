@@ -71,11 +71,16 @@ class AdaptedExperts:
         if layers is not None:
             self._runs = [_register(layers, name, experts, num_experts, product, is_loaded) for product in products]
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether adapters may change the experts."""
+        return self._layers is not None
+
     def updates(self, places: torch.Tensor, tokens: torch.Tensor | None = None) -> ExpertUpdates | None:
         """The updates of the rows; None if no adapter of the step changes them.
 
         `places`: Places of the experts among this rank's: [num_tokens, num_choices].
-        `tokens`: The tokens of the step that these are; None for all.
+        `tokens`: Which tokens of the step the rows belong to; None for all tokens in order.
         """
         if self._layers is None:
             return None

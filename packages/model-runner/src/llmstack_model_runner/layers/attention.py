@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from llmstack_kernels.paged_attention import AttentionInputs, paged_attention, plan_paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, AttentionPlans, LayerCache, LayerStep
 from llmstack_model_runner.layers.block_attention import attend_in_blocks_
 from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.packing import packing
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot
-
-# Sliding window to the attention kernel's plan, computed once per step.
-AttentionPlans = Mapping[int | None, object | None]
 
 
 class Attention:
@@ -55,14 +52,12 @@ class Attention:
         query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
         key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
         value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:  # [num_queries, num_heads * head_dim]
-        key_cache, value_cache = kv_cache
+        key_cache, value_cache = step.kv_cache
         scales = self.kv_scales.of(key_cache)
-        reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping, *scales)
-        return self._attend(query, kv_cache, scales, metadata, plans)
+        reshape_and_cache(key, value, key_cache, value_cache, step.metadata.slot_mapping, *scales)
+        return self._attend(query, scales, step)
 
     def sink_slots(self, name: str, num_heads: int, heads: range) -> dict[str, WeightSlot]:
         """The slot of the sinks of all heads, of which this layer has `heads`; none where it has no sinks."""
@@ -78,41 +73,35 @@ class Attention:
     def rotate_and_attend(
         self,
         rotate: HeadRotation,
-        positions: torch.Tensor,  # [num_tokens]
         query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
         key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
         value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:  # [num_queries, num_heads * head_dim]
         """Applies RoPE, writes keys and values to the cache, then attends.
 
         On a GPU one kernel rotates the keys and writes them to their slots.
         """
-        scales = self.kv_scales.of(kv_cache[0])
-        query = rotate(positions, query, key, value, kv_cache, metadata.slot_mapping, scales)
-        return self._attend(query, kv_cache, scales, metadata, plans)
+        scales = self.kv_scales.of(step.kv_cache[0])
+        query = rotate(step.positions, query, key, value, step.kv_cache, step.metadata.slot_mapping, scales)
+        return self._attend(query, scales, step)
 
     def read(
         self,
         query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:  # [num_queries, num_heads * head_dim]
         """Attends to what another layer has written; nothing is written."""
-        return self._attend(query, kv_cache, self.kv_scales.of(kv_cache[0]), metadata, plans)
+        return self._attend(query, self.kv_scales.of(step.kv_cache[0]), step)
 
     def _attend(
         self,
         query: torch.Tensor,
-        kv_cache: LayerCache,
         scales: tuple[torch.Tensor | None, torch.Tensor | None],
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:
-        key_cache, value_cache = kv_cache
+        key_cache, value_cache = step.kv_cache
+        metadata = step.metadata
         key_scale, value_scale = scales
         out = paged_attention(
             AttentionInputs(
@@ -132,7 +121,7 @@ class Attention:
                 sinks=self._sinks,
                 key_scale=key_scale,
                 value_scale=value_scale,
-                plan=plans.get(self.sliding_window),
+                plan=step.plans.get(self.sliding_window),
                 decodes_as_prefills=self._is_batch_invariant,
             )
         )
@@ -140,7 +129,7 @@ class Attention:
         if metadata.vectors is not None and metadata.vectors.blocks and metadata.queries is None:
             if self._soft_cap is not None or self._alibi_slopes is not None or self._sinks is not None:
                 raise ValueError("tokens of a picture attend to each other without soft caps, slopes or sinks only")
-            attend_in_blocks_(out, query, kv_cache, scales, metadata, self._scale, self.sliding_window)
+            attend_in_blocks_(out, query, step.kv_cache, scales, metadata, self._scale, self.sliding_window)
         return out.view(-1, self.num_heads * self.head_dim)
 
 

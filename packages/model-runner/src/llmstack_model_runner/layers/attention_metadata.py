@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,6 +14,9 @@ from llmstack_model_runner.layers.step_vectors import StepVectors
 
 LayerCache = tuple[torch.Tensor, ...]
 """The tensors of a layer in the KV storage, such as keys and values."""
+
+AttentionPlans = Mapping[int | None, object | None]
+"""Sliding window to the attention kernel's plan, computed once per step."""
 
 
 class CrossRows(NamedTuple):
@@ -98,6 +101,15 @@ class AttentionMetadata:
     vectors: StepVectors | None = None
     cross: CrossRows | None = None
 
+    def starts_of_whole_prompts(self) -> list[int]:
+        """`query_start_loc_list` of an encoder; ValueError where a prompt is cut: its tokens attend to later ones."""
+        starts = self.query_start_loc_list
+        if starts is None:
+            raise ValueError("an encoder needs the starts of its prompts on the host")
+        if [end - start for start, end in pairwise(starts)] != self.seq_lens_list:
+            raise ValueError("an encoder computes whole prompts, since its tokens attend to later ones too")
+        return starts
+
     def with_groups(self, tables: Sequence[GroupTables], layer_to_group: tuple[int | None, ...]) -> AttentionMetadata:
         """The same step for layers in groups; the tables here are those of the first group."""
         if not layer_to_group:
@@ -127,3 +139,22 @@ class AttentionMetadata:
         """The states of the tokens that attend; `states` has all tokens."""
         # Indexing with a tensor would start PyTorch's threads, beside those of the kernels, for some thousand elements.
         return states if self.queries is None else states.index_select(0, self.queries)
+
+
+LayerOutput = tuple[torch.Tensor, torch.Tensor]
+"""A decoder layer's output, and the residual that the next norm adds it to: each [num_queries, hidden_size]."""
+
+
+class LayerStep(NamedTuple):
+    """What a layer's call needs of a step, beside its input.
+
+    Attributes:
+        kv_cache: What the layer reads and writes.
+        metadata: That of the layer's group.
+        plans: For the layer's sliding window among others.
+    """
+
+    positions: torch.Tensor  # [num_tokens]
+    kv_cache: LayerCache
+    metadata: AttentionMetadata
+    plans: AttentionPlans

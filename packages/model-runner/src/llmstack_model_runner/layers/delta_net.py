@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
 from llmstack_kernels.causal_convolution import causal_convolution
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, gated_delta_rule
 from llmstack_kernels.rms_norm import gated_rms_norm
-from llmstack_model_runner.layers.attention import AttentionPlans
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerStep
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.mixer import Mixer, StateTensor, number_slot, states_of_rows, tap_slot
 from llmstack_model_runner.layers.norm import RMSNorm
 from llmstack_model_runner.layers.sharding import sharding, spread
 from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
+
+Joins = Literal["none", "gates", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class DeltaNetSettings:
         num_key_heads: Heads of queries and keys; each serves as many value heads as any other.
         num_heads: Value heads, each of which has a matrix.
         length: Inputs that the convolution takes, the token's own included; at least 2.
-        is_interleaved: The checkpoint joins all projections of a key head, as that of Qwen3-Next does.
+        joins: What the checkpoint joins for each key head: all projections, as that of Qwen3-Next does, or only the
+            gates, as its GGUF files do.
         is_split: It has a projection each for queries, keys and values, as that of OLMo Hybrid.
         is_tiled: Value heads go through the key heads in turns, as in GGUF files.
         rate_scale: Factor of the rates at which the matrices learn.
@@ -42,7 +45,7 @@ class DeltaNetSettings:
     key_dim: int
     value_dim: int
     length: int
-    is_interleaved: bool = False
+    joins: Joins = "none"
     is_tiled: bool = False
     is_split: bool = False
     rate_scale: float = 1.0
@@ -61,7 +64,7 @@ class DeltaNetSettings:
     def of_rank(self) -> DeltaNetSettings:
         """The heads that this context's rank has; ValueError if they cannot be shared out."""
         heads, key_heads = self.heads()
-        return replace(self, num_key_heads=len(key_heads), num_heads=len(heads), is_interleaved=False)
+        return replace(self, num_key_heads=len(key_heads), num_heads=len(heads), joins="none")
 
     def heads(self) -> tuple[range, range]:
         """Value heads and key heads of this context's rank; ValueError if they cannot be shared out."""
@@ -141,17 +144,17 @@ class DeltaNet(Mixer):
             owns = zip("qkv", whole.channels, (self._keys, self._keys, self._values), strict=True)
             parts = [{f"{letter}_proj": (count, [own]) for letter, count, own in owns}, gates]
             parts[0]["g_proj"] = num_values, values
-        elif whole.is_interleaved:
-            outputs = [*self._channels, *_runs((whole.num_channels, self._values))]
-            both = _runs((0, self._heads), (whole.num_heads, self._heads))
-            joined = {
-                "in_proj_qkvz": (whole.num_channels + num_values, outputs),
-                "in_proj_ba": (2 * whole.num_heads, both),
-            }
-            parts, orders = [joined], dict(zip(joined, _orders(whole), strict=True))
         else:
             parts = [{"in_proj_qkv": (whole.num_channels, self._channels), "in_proj_z": (num_values, values)}]
-            parts[0] |= {f"in_proj_{name[0]}": gate for name, gate in gates.items()}
+            if whole.joins == "all":
+                outputs = [*self._channels, *_runs((whole.num_channels, self._values))]
+                parts = [{"in_proj_qkvz": (whole.num_channels + num_values, outputs)}]
+            if whole.joins == "none":
+                parts[0] |= {f"in_proj_{name[0]}": gate for name, gate in gates.items()}
+            else:
+                both = _runs((0, self._heads), (whole.num_heads, self._heads))
+                parts[0]["in_proj_ba"] = 2 * whole.num_heads, both
+                orders = dict(zip(("in_proj_qkvz", "in_proj_ba"), _orders(whole), strict=True))
         return [
             Linear(
                 size,
@@ -159,7 +162,7 @@ class DeltaNet(Mixer):
                 has_bias=False,
                 dtype=dtype,
                 device=device,
-                part_to_row_order={f"{self._prefix}{name}": order for name, order in orders.items()},
+                part_to_row_order={f"{self._prefix}{name}": orders[name] for name in own if name in orders},
                 part_to_outputs={f"{self._prefix}{name}": outputs for name, (_, outputs) in own.items()},
             )
             for own in parts
@@ -184,13 +187,10 @@ class DeltaNet(Mixer):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, size]
-        positions: torch.Tensor,
-        kv_cache: LayerCache,  # [num_blocks, length - 1, channels], and [num_blocks, heads, key_dim, value_dim]
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,  # kv_cache: [num_blocks, length - 1, channels], and [num_blocks, heads, key_dim, value_dim]
     ) -> torch.Tensor:  # [num_tokens, size]
         """Reads and writes the states of the rows."""
-        rows, (tails, matrices), own = states_of_rows(metadata), kv_cache, self._own
+        rows, (tails, matrices), own = states_of_rows(step.metadata), step.kv_cache, self._own
         num_values, heads = own.num_heads * own.value_dim, (len(x), own.num_heads, own.value_dim)
         mixed, gate, rates, decays = self._project(x)
         mixed = causal_convolution(mixed, self._taps, None, tails, rows, "silu")

@@ -1,4 +1,4 @@
-"""Whether models are constructed with the layer that guesses a further token.
+"""Construction of models with or without the layer that guesses one more token.
 
 As with `sharding`, the choice is a context around construction, so no model's constructor needs a parameter for it.
 """

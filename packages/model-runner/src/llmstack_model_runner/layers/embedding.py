@@ -134,7 +134,8 @@ class Embedding:
     def slots(self) -> dict[str, WeightSlot]:
         part = None if self._part is None else WeightPart(0, (self._part,))
         skip = skip_nothing if self._is_needless() else None
-        return {f"{self._name}.weight": WeightSlot(self._shape, self._load, part=part, skip=skip)}
+        slot = WeightSlot(self._shape, self._load, load_table=self._load_table, part=part, skip=skip)
+        return {f"{self._name}.weight": slot}
 
     def __call__(
         self, ids: torch.Tensor, addend: torch.Tensor | None = None, given: StepVectors | None = None
@@ -158,6 +159,12 @@ class Embedding:
         weight = tensor[self._num_unused_rows :].to(self._device, self._dtype, copy=True)
         # A step shows what is too large for the type only if it has that token.
         self._weight = finite(weight) if self._dtype == torch.float16 != tensor.dtype else weight
+
+    def _load_table(self, weight: AnyStoredWeight) -> None:
+        """Widens the rows of a quantized table to the type of the vectors: rows are looked up in it."""
+        rows = slice(self._num_unused_rows, None) if self._part is None else slice(self._part.start, self._part.stop)
+        table = weight.rows(rows).dequantize(self._dtype).to(self._device)
+        self._weight = finite(table) if self._dtype == torch.float16 else table
 
 
 class OutputHead:
@@ -232,7 +239,7 @@ class OutputHead:
         return lambda rows: whole[rows.start : rows.stop]
 
     def _is_equal(self, table: torch.Tensor) -> bool:
-        """Whether this rank has these rows of a whole table; any where it has none, none where it has integers."""
+        """Whether this rank's rows equal those of a whole table. True without own rows; False for rows of integers."""
         if self._tied_to is not None:
             return self._tied_to.is_equal(table)
         own = table[self._own.start : self._own.stop].to(self._dtype)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
 from llmstack_kernels.activation import relu_squared
 from llmstack_kernels.grouped_linear import (
     PackedExperts,
+    are_one_tensor,
     group_rows,
     grouped_linear,
     join_experts,
     pack_experts,
     sum_choices,
 )
-from llmstack_kernels.linear import AnyStoredWeight, PackedLinear, pack_linear
+from llmstack_kernels.linear import AnyStoredWeight, PackedLinear, join_stored, pack_linear
 from llmstack_model_runner.layers.adaptation import GATES
 from llmstack_model_runner.layers.adapted_experts import AdaptedExperts, ExpertMatrix
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
@@ -28,6 +30,7 @@ from llmstack_model_runner.layers.packing import (
     experts_packed_before,
     keep_experts,
     pack_parts,
+    pack_stored,
     packing,
 )
 from llmstack_model_runner.layers.sharding import sharding
@@ -82,7 +85,13 @@ class Experts:
     Without gates it is down(activation(up(x))).
 
     The router is not quantized, since it is small and its choices are sensitive to rounding.
+
+    Attributes:
+        on_choice: Receives each layer's name and the experts that it chooses, [num_tokens, num_choices], while those of
+            all layers are recorded; else None.
     """
+
+    on_choice: ClassVar[Callable[[str, torch.Tensor], None] | None] = None
 
     def __init__(
         self,
@@ -193,6 +202,8 @@ class Experts:
             raise RuntimeError(f"{self._name} has no weights yet")
         seen = x if seen is None else seen
         shares, expert_ids = self._choose(self._router(seen.to(self._router_dtype), out_dtype=torch.float32))
+        if Experts.on_choice is not None:
+            Experts.on_choice(self._name, expert_ids)
         if self._sharding.size > 1 and self._sharding.is_expert_parallel:
             return self._sharding.all_reduce(self._compute_own(x, shares, expert_ids))
         return self._sharding.all_reduce(sum_choices(self._compute(x, expert_ids), shares))
@@ -213,10 +224,12 @@ class Experts:
         """The sum of the choices of this rank's experts, choice after choice in float32."""
         places = expert_ids - self._experts.start
         is_own = (places >= 0) & (places < len(self._experts))
-        if x.device.type != "cpu":  # a captured step has the same rows always: other ranks' choices get the share 0
-            return sum_choices(self._compute(x, places.masked_fill(~is_own, 0)), shares.masked_fill(~is_own, 0.0))
+        if are_one_tensor(x.device.type):  # a captured step has the same rows always, and computes its own
+            no_expert = 0 if self._adapted.is_enabled else len(self._experts)
+            rows = self._compute(x, places.masked_fill(~is_own, no_expert))
+            return sum_choices(rows, shares.masked_fill(~is_own, 0.0))
         tokens, choices = torch.nonzero(is_own, as_tuple=True)
-        summed = torch.zeros(x.shape, dtype=torch.float32)
+        summed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         if len(tokens):
             rows = self._compute(x[tokens], places[tokens, choices][:, None], tokens).float()
             summed.index_add_(0, tokens, rows * shares[tokens, choices][:, None])
@@ -291,27 +304,25 @@ class _Stack:
 
     def load(self, expert: int, part: int, tensor: torch.Tensor) -> None:
         """Loads a part [out_features / num_parts, in_features] of an expert."""
-        if self._weights is None:
-            self._weights = torch.empty(self.shape, dtype=self._dtype, device=self._device)
-        self._weights[expert].chunk(self._num_parts)[part].copy_(tensor)
+        self._fill(expert, part, tensor)
         self._count_one()
 
     def load_stored(self, expert: int, part: int, own: WeightPart | None, weight: AnyStoredWeight) -> None:
-        """Loads a quantized part; an expert is packed as soon as it has all of them.
+        """Loads a quantized part; an expert is packed as soon as it has all of them, on a GPU with all others.
 
-        On a GPU, where the experts of a layer are one tensor, it is widened, and so is what ranks cannot cut.
+        What ranks cannot cut is widened.
         """
         cut: AnyStoredWeight | None = weight
         if own is not None:
             (run,) = own.runs
             cut = weight.columns(run) if own.dim else weight.rows(slice(run.start, run.stop))
-        if self._device.type == "cuda" or cut is None:
+        if cut is None:
             widened = weight.to(self._device).dequantize(self._dtype)
             self.load(expert, part, widened if own is None else own.read(widened))
             return
         parts = self._stored.setdefault(expert, {})
-        parts[part] = cut.to(self._device)
-        if len(parts) == self._num_parts:
+        parts[part] = cut.to(self._device) if self._is_apart else cut
+        if self._is_apart and len(parts) == self._num_parts:
             ordered = [parts[index] for index in range(self._num_parts)]
             self._packed_experts[expert] = pack_parts(ordered, None, self._dtype)
             self._stored[expert] = {}
@@ -324,15 +335,39 @@ class _Stack:
         if self.is_known:
             self._packed = experts_packed_before(self._name, self.shape[0])
             return
-        if self._stored:
-            experts = [self._packed_experts.get(expert) or self._pack_mixed(expert) for expert in range(self.shape[0])]
-            self._packed = keep_experts(self._name, join_experts(experts))
-        elif self._weights is not None:
+        packed = self._pack_stored() if self._stored else None
+        if packed is None and self._weights is not None:
             chosen = packing()
             packed = pack_experts(self._weights, chosen.quantization, chosen.is_batch_invariant)
+        if packed is not None:
             self._packed = keep_experts(self._name, packed)
         self._weights = None
         self._stored, self._packed_experts = {}, {}
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether each expert is packed by itself, in whatever format it has."""
+        return not are_one_tensor(self._device.type)
+
+    def _pack_stored(self) -> PackedExperts | None:
+        """The experts as the checkpoint stores them; None after widening, where one tensor cannot have them."""
+        if self._is_apart:
+            return join_experts([self._packed_experts.get(n) or self._pack_mixed(n) for n in range(self.shape[0])])
+        parts = [self._stored.get(expert, {}) for expert in range(self.shape[0])]
+        if self._weights is None and all(len(own) == self._num_parts for own in parts):
+            joined = [join_stored([own[part] for part in range(self._num_parts)]) for own in parts]
+            whole = [weight for weight in joined if weight is not None]
+            if len(whole) == len(joined) and (packed := pack_stored(whole, self._dtype, self._device)):
+                return packed
+        for expert, own in enumerate(parts):
+            for part, weight in own.items():
+                self._fill(expert, part, weight.to(self._device).dequantize(self._dtype))
+        return None
+
+    def _fill(self, expert: int, part: int, tensor: torch.Tensor) -> None:
+        if self._weights is None:
+            self._weights = torch.empty(self.shape, dtype=self._dtype, device=self._device)
+        self._weights[expert].chunk(self._num_parts)[part].copy_(tensor)
 
     def _pack_mixed(self, expert: int) -> PackedLinear:
         """An expert with parts in full precision."""

@@ -22,6 +22,7 @@ class GroupedRouting:
             as good as its two best experts. Otherwise they are a softmax, and a group is as good as its best expert.
         is_normalised: The weights of a token's experts are divided by their sum.
         is_sigmoid: Scores are sigmoids though nothing corrects them.
+        is_softmax: Scores are a softmax though they are corrected.
         least_sum: Is added to that sum.
     """
 
@@ -31,6 +32,7 @@ class GroupedRouting:
     is_corrected: bool = False
     is_normalised: bool = False
     is_sigmoid: bool = False
+    is_softmax: bool = False
     least_sum: float = 1e-20
 
     def check(self, num_experts: int, num_choices: int) -> None:
@@ -52,7 +54,8 @@ class GroupedRouting:
         num_choices: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and ids of the chosen experts, each [num_tokens, num_choices]."""
-        scores = _sigmoid(logits) if self.is_corrected or self.is_sigmoid else logits.softmax(dim=-1)
+        has_sigmoids = (self.is_corrected or self.is_sigmoid) and not self.is_softmax
+        scores = _sigmoid(logits) if has_sigmoids else logits.softmax(dim=-1)
         ranking = scores if correction is None else scores + correction
         if self.num_groups > 1:
             ranking = self._within_groups(ranking)

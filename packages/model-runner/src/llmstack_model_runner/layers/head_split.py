@@ -21,16 +21,19 @@ class HeadSplit:
         gate_size: Features of the gates of its query heads; 0 without gates.
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, *, has_gates: bool = False) -> None:
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, *, has_gates: bool = False, has_pairs: bool = False
+    ) -> None:
         """The split of the heads of the whole model; ValueError if they cannot be shared out.
 
         `has_gates`: The projection to queries has a gate behind each head, as wide as the head.
+        `has_pairs`: RoPE rotates neighbouring numbers of the checkpoint; here it rotates the halves of a head.
         """
         self.heads, self.kv_heads = sharding().heads(num_heads, num_kv_heads)
         self.query_size, self.kv_size = len(self.heads) * head_dim, len(self.kv_heads) * head_dim
         self.inputs = spread(self.heads, head_dim)
         self._sizes = (num_heads * head_dim, num_kv_heads * head_dim)
-        self._head_dim = head_dim
+        self._head_dim, self._has_pairs = head_dim, has_pairs
         self.gate_size = self.query_size if has_gates else 0
         self._kv_run = spread(self.kv_heads, head_dim)
 
@@ -53,6 +56,9 @@ class HeadSplit:
 
     def orders(self, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
         """The checkpoint's row for each output, where they are not in order: all queries, then all gates."""
+        if self._has_pairs and len(names) == 3:
+            paired = [torch.arange(size).view(-1, self._head_dim // 2, 2) for size in self._sizes]
+            return {name: rows.transpose(1, 2).flatten() for name, rows in zip(names, paired, strict=False)}
         if not self.gate_size:
             return {}
         rows = torch.arange(2 * self._sizes[0]).view(-1, 2, self._head_dim)

@@ -13,8 +13,7 @@ import torch
 from llmstack_kernels.activation import sigmoid_gate
 from llmstack_kernels.causal_convolution import causal_convolution
 from llmstack_kernels.gated_delta_rule import DeltaRuleInputs, gated_delta_rule
-from llmstack_model_runner.layers.attention import AttentionPlans
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerStep
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.mixer import Mixer, StateTensor, number_slot, states_of_rows, tap_slot
 from llmstack_model_runner.layers.norm import RMSNorm
@@ -121,13 +120,10 @@ class KimiDelta(Mixer):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, size]
-        positions: torch.Tensor,
-        kv_cache: LayerCache,  # [num_blocks, length - 1, channels], and [num_blocks, heads, head_dim, head_dim]
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,  # kv_cache: [num_blocks, length - 1, channels], and [num_blocks, heads, head_dim, head_dim]
     ) -> torch.Tensor:  # [num_tokens, size]
         """Reads and writes the states of the rows."""
-        rows, (tails, matrices), own = states_of_rows(metadata), kv_cache, self._settings
+        rows, (tails, matrices), own = states_of_rows(step.metadata), step.kv_cache, self._settings
         mixed = causal_convolution(self._in(x), self._taps, None, tails, rows, "silu")
         forget = keep = x
         if self._narrow is not None:

@@ -8,6 +8,7 @@ Prompts are computed in the same way, so that a token has the same bits in a pro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +25,7 @@ from llmstack_kernels.linear import AnyStoredWeight
 from llmstack_kernels.paged_attention import AttentionInputs, paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_kernels.rotary_embedding import rotary_embedding
-from llmstack_model_runner.layers.attention import AttentionPlans
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerStep
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.mixer import Mixer
@@ -36,6 +36,17 @@ from llmstack_model_runner.layers.sharding import sharding, spread
 from llmstack_model_runner.layers.weight_slot import WeightPart, WeightSlot, collect_slots
 
 _NORM_EPS = 1e-6  # of the norms of latents, whatever the configuration says of others
+
+
+class QueryGrowth(NamedTuple):
+    """A query is multiplied by 1 + `beta` * log(1 + n), where n is how often `length` fits into its position."""
+
+    beta: float
+    length: int
+
+    def of(self, positions: torch.Tensor) -> torch.Tensor:
+        """The factor of each position, float32."""
+        return 1 + self.beta * torch.log1p(torch.div(positions, self.length, rounding_mode="floor").float())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,7 @@ class LatentSettings:
         scale: Factor of the attention scores.
         has_head_gates: What a head attends to is multiplied by the sigmoid of a gate.
         is_interleaved: RoPE rotates neighbouring numbers of the checkpoint; otherwise those of the two halves.
+        growth: How queries grow with their position; None where they do not.
     """
 
     num_heads: int
@@ -63,6 +75,7 @@ class LatentSettings:
     has_bias: bool = False
     has_head_gates: bool = False
     is_interleaved: bool = True
+    growth: QueryGrowth | None = None
 
     @property
     def width(self) -> int:
@@ -129,19 +142,18 @@ class LatentAttention(Mixer):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, size]
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:  # [num_queries, size]
         """Writes the tokens' latents to the cache, then attends."""
-        settings, (cache,) = self._settings, kv_cache
+        settings, (cache,), metadata = self._settings, step.kv_cache, step.metadata
         latent = self._latent(x)
         plain, rotated = self._queries(x), latent[:, settings.rank :].unsqueeze(1)
+        if settings.growth is not None:
+            plain = plain * settings.growth.of(step.positions).to(plain.dtype)[:, None]
         query, key = plain.split([self._num_heads * settings.plain_dim, self._num_heads * settings.rotary_dim], dim=-1)
         key = key.unflatten(1, (self._num_heads, -1))
         if self._rotary is not None:
-            key, rotated = rotary_embedding(positions, key, rotated, self._rotary.table)
+            key, rotated = rotary_embedding(step.positions, key, rotated, self._rotary.table)
         stored = torch.cat((self._latent_norm(latent[:, : settings.rank]), rotated.squeeze(1)), dim=-1)
         key_scale, value_scale = self.kv_scales.of(cache)
         reshape_and_cache(stored.unsqueeze(1), None, cache, None, metadata.slot_mapping, key_scale)
@@ -162,7 +174,7 @@ class LatentAttention(Mixer):
                 max_query_len=metadata.max_query_len,
                 key_scale=key_scale,
                 value_scale=value_scale,
-                plan=plans.get(None),
+                plan=step.plans.get(None),
                 decodes_as_prefills=self._is_batch_invariant,
             )
         )

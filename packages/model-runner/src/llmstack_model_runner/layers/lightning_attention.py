@@ -12,8 +12,7 @@ import torch
 
 from llmstack_kernels.activation import sigmoid_gate
 from llmstack_kernels.state_space_scan import ScanInputs, state_space_scan
-from llmstack_model_runner.layers.attention import AttentionPlans
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerStep
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.mixer import Mixer, StateTensor, states_of_rows
 from llmstack_model_runner.layers.norm import SharedRMSNorm
@@ -90,18 +89,15 @@ class LightningAttention(Mixer):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, size]
-        positions: torch.Tensor,
-        kv_cache: LayerCache,  # [num_blocks, heads, head_dim, head_dim]
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,  # kv_cache: [num_blocks, heads, head_dim, head_dim]
     ) -> torch.Tensor:  # [num_tokens, size]
         """Reads and writes the states of the rows."""
-        (matrices,), count = kv_cache, len(self._heads)
+        (matrices,), count = step.kv_cache, len(self._heads)
         mixed = torch.nn.functional.silu(self._in(x))
         inputs = ScanInputs(
             mixed, mixed.new_zeros(len(x), count), self._log_speeds, self._zeros, self._zeros, count, (1.0, 1.0)
         )
-        answers = state_space_scan(inputs, matrices, states_of_rows(metadata))
+        answers = state_space_scan(inputs, matrices, states_of_rows(step.metadata))
         return self._out(sigmoid_gate(self._norm(answers), self._gate(x)))
 
 

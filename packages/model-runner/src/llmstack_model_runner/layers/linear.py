@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from llmstack_kernels.linear import AnyStoredWeight, PackedLinear
+from llmstack_kernels.native.huge_pages import advise_huge_pages
 from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before
 from llmstack_model_runner.layers.sharding import sharding
@@ -86,8 +87,8 @@ class Linear:
         `part_to_row_order`: the checkpoint's row for each output of a part, for checkpoints that interleave rows.
         `part_to_outputs`: this rank's outputs of a part, counted after they are put in order; all where it is missing.
         `inputs`: this rank's inputs; None for all.
-        `keeps_precision`: its weight is not rounded while it is loaded, as those of encoders of pictures are not.
-        `parts_without_bias`: parts that have none beside others that have one; theirs is zero.
+        `keeps_precision`: its weight is never quantized while it is loaded; weights of picture encoders never are.
+        `parts_without_bias`: parts without a bias in the checkpoint, beside parts with one; their bias is zero.
         """
         own_outputs, orders = part_to_outputs or {}, part_to_row_order or {}
         self._part_to_rows = {
@@ -186,6 +187,8 @@ class Linear:
             if self._weight is None:
                 shape = (self.out_features, self.in_features)
                 self._weight = torch.empty(shape, dtype=self._dtype, device=self._device)
+                if self._device.type == "cpu":
+                    advise_huge_pages(self._weight)
             self._weight[offset : offset + rows.shape[0]].copy_(rows)
         self._count_one()
 

@@ -1,4 +1,4 @@
-"""What mixes the tokens of a row: attention, or what keeps a state of all of them."""
+"""Base of mixers of a row's tokens: attention, or layers with a state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from llmstack_kernels.state_rows import StateRows
-from llmstack_model_runner.layers.attention import AttentionPlans
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerStep
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot
 
 
@@ -43,12 +42,9 @@ class Mixer(ABC):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, hidden_size]
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:  # [num_queries, hidden_size]
-        """Its output, of the tokens that attend. What later tokens need is written to `kv_cache`."""
+        """Its output, of the tokens that attend. What later tokens need is written to `step.kv_cache`."""
 
 
 class MixerSettings(Protocol):

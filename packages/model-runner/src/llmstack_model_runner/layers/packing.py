@@ -14,7 +14,13 @@ from typing import Protocol
 
 import torch
 
-from llmstack_kernels.grouped_linear import PackedExperts, expert_layers, join_experts
+from llmstack_kernels.grouped_linear import (
+    PackedExperts,
+    are_one_tensor,
+    expert_layers,
+    join_experts,
+    pack_stored_experts,
+)
 from llmstack_kernels.linear import (
     AnyStoredWeight,
     PackedLinear,
@@ -152,6 +158,16 @@ def pack_parts(
     return packed
 
 
+def pack_stored(weights: Sequence[AnyStoredWeight], dtype: torch.dtype, device: torch.device) -> PackedExperts | None:
+    """Packs the experts of a layer as a checkpoint stores them.
+
+    None where the device has them in one tensor, and its kernels no format that all of them have.
+    """
+    if not are_one_tensor(device.type):
+        return join_experts([pack_parts([weight.to(device)], None, dtype) for weight in weights])
+    return pack_stored_experts(weights, dtype, device)
+
+
 def _pack_parts(
     parts: Sequence[torch.Tensor | AnyStoredWeight], bias: torch.Tensor | None, dtype: torch.dtype, chosen: Packing
 ) -> PackedLinear:
@@ -173,7 +189,7 @@ def _pack_parts(
 
 
 def _joined_neighbours(parts: Sequence[torch.Tensor | AnyStoredWeight]) -> list[torch.Tensor | AnyStoredWeight]:
-    """The parts, of which neighbours that are stored alike are one."""
+    """The parts, with neighbours of one storage format joined."""
     found: list[torch.Tensor | AnyStoredWeight] = []
     for part in parts:
         joined = None

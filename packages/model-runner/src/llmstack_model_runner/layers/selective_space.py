@@ -14,8 +14,7 @@ import torch
 from llmstack_kernels.activation import silu_gate
 from llmstack_kernels.causal_convolution import causal_convolution
 from llmstack_kernels.selective_scan import SelectiveInputs, selective_scan
-from llmstack_model_runner.layers.attention import AttentionPlans
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerStep
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.mixer import Mixer, StateTensor, number_slot, states_of_rows, tap_slot
 from llmstack_model_runner.layers.norm import RMSNorm
@@ -119,13 +118,10 @@ class SelectiveSpace(Mixer):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, size]
-        positions: torch.Tensor,
-        kv_cache: LayerCache,  # [num_blocks, length - 1, channels], and [num_blocks, state_size, channels]
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,  # kv_cache: [num_blocks, length - 1, channels], and [num_blocks, state_size, channels]
     ) -> torch.Tensor:  # [num_tokens, size]
         """Reads and writes the states of the rows."""
-        (tails, states), rows = kv_cache, states_of_rows(metadata)
+        (tails, states), rows = step.kv_cache, states_of_rows(step.metadata)
         inputs, gate = self._in(x).split([len(self._own)] * 2, -1)
         mixed = causal_convolution(inputs, self._taps, self._tap_bias, tails, rows, "silu")
         chosen = self._selection(mixed).split(self._sizes, -1)

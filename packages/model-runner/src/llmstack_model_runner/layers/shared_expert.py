@@ -1,4 +1,4 @@
-"""Experts beside some that compute every token."""
+"""Shared experts, which compute every token, beside routed experts."""
 
 from __future__ import annotations
 

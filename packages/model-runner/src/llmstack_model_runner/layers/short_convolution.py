@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from llmstack_kernels.causal_convolution import causal_convolution
-from llmstack_model_runner.layers.attention import AttentionPlans
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerStep
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.mixer import Mixer, StateTensor, number_slot, states_of_rows, tap_slot
 from llmstack_model_runner.layers.sharding import sharding
@@ -73,13 +72,10 @@ class ShortConvolution(Mixer):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, size]
-        positions: torch.Tensor,
-        kv_cache: LayerCache,  # tails [num_state_blocks, length - 1, channels]
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,  # kv_cache: tails [num_state_blocks, length - 1, channels]
     ) -> torch.Tensor:  # [num_tokens, size]
         """Reads and writes the states of the rows."""
-        (tails,), rows = kv_cache, states_of_rows(metadata)
+        (tails,), rows = step.kv_cache, states_of_rows(step.metadata)
         before, gate, inputs = self._in(x).chunk(3, dim=-1)
         inputs = before * inputs
         return self._out(gate * causal_convolution(inputs, self._taps, self._bias, tails, rows))

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from llmstack_kernels.activation import clamped_swiglu
-from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, join_experts, pack_experts
+from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, pack_experts
 from llmstack_kernels.linear import AnyStoredWeight, pack_linear
 from llmstack_model_runner.layers.adapted_experts import ExpertMatrix
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
@@ -17,7 +17,7 @@ from llmstack_model_runner.layers.packing import (
     are_packed,
     experts_packed_before,
     keep_experts,
-    pack_parts,
+    pack_stored,
     packing,
 )
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot
@@ -89,7 +89,8 @@ class StackedExperts(Experts):
 
     def _compute(self, x: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
         """Biases are added by themselves, to the product in the model's type."""
-        groups, rows = group_rows(places, len(self._experts)), places.reshape(-1)
+        groups = group_rows(places, len(self._experts))
+        rows = places.reshape(-1).clamp(max=len(self._experts) - 1)  # those without an expert of this rank, any bias
         gate_up, down = self._whole_gate_up, self._whole_down
         updates = self._adapted.updates(places, tokens)
         pairs = grouped_linear(x, gate_up.packed, groups) + gate_up.bias.index_select(0, rows)
@@ -179,17 +180,16 @@ class _Projection:
         self.bias.copy_(tensor)
 
     def _load_stored(self, weight: AnyStoredWeight) -> None:
-        """Each expert is packed as it is stored. On a GPU, and where inputs cannot be cut, experts are widened."""
+        """Experts are packed as they are stored; widened where inputs cannot be cut, or no kernel reads the format."""
         num_outputs = self.shape[0]
         parts = [weight.rows(slice(num * num_outputs, (num + 1) * num_outputs)) for num in self._experts]
         if self._outputs is not None:
             parts = [part.rows(slice(self._outputs.start, self._outputs.stop)) for part in parts]
         cut = parts if self._inputs is None else [part.columns(self._inputs) for part in parts]
-        stored = [part.to(self._device) for part in cut if part is not None]
-        if self._device.type == "cuda" or len(stored) < len(parts):
+        stored = [part for part in cut if part is not None]
+        packed = pack_stored(stored, self._dtype, self._device) if len(stored) == len(parts) else None
+        if packed is None:
             inputs = slice(None) if self._inputs is None else slice(self._inputs.start, self._inputs.stop)
             widened = [part.to(self._device).dequantize(self._dtype)[:, inputs] for part in parts]
             packed = pack_experts(torch.stack(widened), None, packing().is_batch_invariant)
-        else:
-            packed = join_experts([pack_parts([part], None, self._dtype) for part in stored])
         self._packed = keep_experts(self._name, packed)

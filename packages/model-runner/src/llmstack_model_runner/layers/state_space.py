@@ -15,8 +15,7 @@ from llmstack_kernels.activation import silu_gate
 from llmstack_kernels.causal_convolution import causal_convolution
 from llmstack_kernels.rms_norm import gated_rms_norm
 from llmstack_kernels.state_space_scan import ScanInputs, state_space_scan
-from llmstack_model_runner.layers.attention import AttentionPlans
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerStep
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.mixer import Mixer, StateTensor, number_slot, states_of_rows, tap_slot
 from llmstack_model_runner.layers.scale import Scale
@@ -145,13 +144,10 @@ class StateSpace(Mixer):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, size]
-        positions: torch.Tensor,
-        kv_cache: LayerCache,  # [num_blocks, length - 1, channels], and [num_blocks, heads, state_size, head_dim]
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,  # kv_cache: [num_blocks, length - 1, channels], and [num_blocks, heads, state_size, head_dim]
     ) -> torch.Tensor:  # [num_tokens, size]
         """Reads and writes the states of the rows."""
-        (tails, matrices), own, rows = kv_cache, self._own, states_of_rows(metadata)
+        (tails, matrices), own, rows = step.kv_cache, self._own, states_of_rows(step.metadata)
         projected = self._scale(self._in(x))
         gate, mixed, steps = projected.split([own.inner_size, own.num_channels, own.num_heads], -1)
         mixed = causal_convolution(mixed, self._taps, self._tap_bias, tails, rows, "silu")

@@ -1,4 +1,4 @@
-"""Vectors that stand in a step's tokens in place of those of their ids."""
+"""Vectors in place of token embeddings: prompt embeddings and encoded items."""
 
 from __future__ import annotations
 

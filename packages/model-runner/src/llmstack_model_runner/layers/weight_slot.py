@@ -77,6 +77,7 @@ class WeightSlot:
         load: Loads the tensor, or its `part`, in any floating type, on the CPU or on the model's device. It is called
             once and may keep the tensor.
         load_stored: The same for a whole quantized weight [out_features, in_features]; None where none is supported.
+        load_table: The same for a table of a GGUF file, which it widens; None where rows are not looked up.
         stored_shape: Its shape, where it is not `shape`.
         part: The part of the tensor that is read; None for all of it.
         skip: Called instead of the others where nothing is read: the layer was packed before, or is another rank's.
@@ -86,6 +87,7 @@ class WeightSlot:
     load: Callable[[torch.Tensor], None]
     kind: WeightKind = WeightKind.MATRIX
     load_stored: Callable[[AnyStoredWeight], None] | None = None
+    load_table: Callable[[AnyStoredWeight], None] | None = None
     stored_shape: tuple[int, ...] | None = None
     part: WeightPart | None = None
     skip: Callable[[], None] | None = None
@@ -166,6 +168,7 @@ def unread(slots: dict[str, WeightSlot]) -> dict[str, WeightSlot]:
             slot,
             load=_drop,
             load_stored=slot.load_stored and _drop,
+            load_table=slot.load_table and _drop,
             part=nothing if slot.shape else None,
             skip=skip_nothing if slot.load_stored else None,
         )

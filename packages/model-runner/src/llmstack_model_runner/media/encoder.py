@@ -1,4 +1,4 @@
-"""What a model's encoder of pictures, sounds or videos does."""
+"""Protocol of a model's encoder of pictures, sounds or videos."""
 
 from __future__ import annotations
 

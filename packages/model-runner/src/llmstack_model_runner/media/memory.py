@@ -1,4 +1,4 @@
-"""The bytes of an item, from wherever they lie."""
+"""Bytes of a media item: in its message, or in memory of another process."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class MediaStore:
     def vectors(self, media_id: int, first: int, count: int) -> torch.Tensor:
         """Some vectors [count, width] of an item that is complete; those of one that failed are NaN.
 
-        A later stage has vectors of no numbers: all that it needs is that a step has some, so that none is captured.
+        A later stage gets empty vectors. It needs to know that a step has vectors, since such steps are not captured.
 
         Raises:
             MediaWorkError: It is not complete, or has fewer.

@@ -71,6 +71,7 @@ def make_kv_cache_spec(
         groups=groups,
         bytes_per_state=sum(group.bytes_per_block for group in groups if group.kind == "state"),
         media=_media_spec(model, _step_units(model, dtype, device, weight_bytes), takes_vectors=takes_vectors),
+        weight_bytes=weight_bytes,
     )
 
 

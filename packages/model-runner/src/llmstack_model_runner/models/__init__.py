@@ -16,6 +16,7 @@ from llmstack_model_runner.architectures import (
     installed_architectures,
     supported_architectures,
 )
+from llmstack_model_runner.lean_torch import import_parts
 from llmstack_model_runner.models.base import CausalLM, Classifier, Encoder, Model
 from llmstack_model_runner.models.kv_spec import ModelKVSpec
 
@@ -60,6 +61,7 @@ def _load_installed(entry: EntryPoint) -> type[Model]:
             "architecture %s: the entry point group %s is deprecated and is not read from 0.3 on; use %s",
             entry.name, OLD_GROUP, ENTRY_POINT_GROUP,
         )  # fmt: skip
+    import_parts()
     loaded: type[Model] = entry.load()
     return loaded
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from llmstack_model_runner.layers.state_space import StateSpaceSettings
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
 from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.state_layer import HybridModel, mix_layers, read_layer_kinds
 
-_NAMES: Mapping[str, str] = {"feed_forward.": "mlp.", "pre_ff_layernorm.": "post_attention_layernorm."}
+_NAMES: Mapping[str, str] = {
+    ".feed_forward.": ".mlp.",
+    ".pre_ff_layernorm.": ".post_attention_layernorm.",
+    "model.final_layernorm.": "model.norm.",
+}
 
 
 class Bamba(HybridModel):
     """`BambaForCausalLM`: a few layers with attention, by their numbers."""
+
+    renamed: ClassVar[Mapping[str, str]] = _NAMES
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
@@ -32,12 +38,6 @@ class Bamba(HybridModel):
         kinds = ["full_attention" if number in numbers else "mamba" for number in range(num_layers)]
         kinds_by_number = read_layer_kinds(kinds, num_layers, "mamba")
         return replace(settings, layers=mix_layers(settings.layers, read_state_space(config), kinds_by_number))
-
-    def rename(self, name: str) -> str:
-        """The name that the Llama family has for a tensor."""
-        for part, ours in _NAMES.items():
-            name = name.replace(f".{part}", f".{ours}")
-        return name.replace("model.final_layernorm.", "model.norm.")
 
 
 def read_state_space(config: Mapping[str, Any], inner_size: int | None = None) -> StateSpaceSettings:

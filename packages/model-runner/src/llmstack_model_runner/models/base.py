@@ -29,10 +29,12 @@ class Loadable(ABC):
 
     Attributes:
         root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
+        renamed: Parts of tensors' names in a checkpoint, and their replacements in the names of slots, in this order.
         kv_spec: Shape of what it keeps in a KV storage; set by the constructor.
     """
 
     root: ClassVar[str] = "model."
+    renamed: ClassVar[Mapping[str, str]] = {}
     kv_spec: ModelKVSpec
 
     @abstractmethod
@@ -52,6 +54,8 @@ class Loadable(ABC):
 
     def rename(self, name: str) -> str:
         """Name of the slot for a tensor's name in a checkpoint."""
+        for part, ours in self.renamed.items():
+            name = name.replace(part, ours)
         return name
 
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
@@ -299,6 +303,7 @@ def _has_values(weight: AnyWeight) -> bool:
 
 def _fill(slot: WeightSlot, name: str, weight: AnyWeight) -> str:
     """Fills a slot, unless the weight has another shape: that is what it returns then."""
+    load_table = slot.load_table if isinstance(weight, UnreadWeight) and weight.is_table else None
     if isinstance(weight, UnreadWeight):
         if slot.skip is not None:
             slot.skip()
@@ -310,7 +315,10 @@ def _fill(slot: WeightSlot, name: str, weight: AnyWeight) -> str:
         slot.skip()
         return ""
     try:
-        slot.put(weight)
+        if load_table is not None and isinstance(weight, AnyStoredWeight):
+            load_table(weight)
+        else:
+            slot.put(weight)
     except ValueError as error:
         raise ValueError(f"The weights cannot be loaded: {name[:128]} {error}.") from None
     return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +23,8 @@ class Bert(Encoder):
     """`BertModel`, and `BertForMaskedLM` without its head."""
 
     root: ClassVar[str] = "bert."
+    # Of checkpoints converted from TensorFlow.
+    renamed: ClassVar[Mapping[str, str]] = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
     has_token_types: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -60,10 +61,6 @@ class Bert(Encoder):
     def slots(self) -> dict[str, WeightSlot]:
         return collect_slots([self._tokens, self._positions, self._types, self._norm, *self._layers])
 
-    def rename(self, name: str) -> str:
-        """Maps the names of norms in checkpoints converted from TensorFlow."""
-        return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-
     def is_ignored(self, name: str) -> bool:
         """Whether only other tasks need the tensor."""
         return name.removeprefix(self.root).startswith(_IGNORED) or super().is_ignored(name)
@@ -78,11 +75,7 @@ class Bert(Encoder):
         token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states of the last layer."""
-        starts = metadata.query_start_loc_list
-        if starts is None:
-            raise ValueError("an encoder needs the starts of its prompts on the host")
-        if [end - start for start, end in pairwise(starts)] != metadata.seq_lens_list:
-            raise ValueError("an encoder computes whole prompts, since its tokens attend to later ones too")
+        starts = metadata.starts_of_whole_prompts()
         hidden = self._tokens(token_ids)
         if self._types is not None:
             hidden = hidden + (self._types.weight[0] if token_types is None else self._types(token_types))

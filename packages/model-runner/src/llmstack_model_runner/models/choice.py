@@ -14,6 +14,7 @@ from llmstack_model_runner.architectures import is_supported
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.layers.rotary import UnsupportedVariantError
 from llmstack_model_runner.layers.sharding import Sharding
+from llmstack_model_runner.lean_torch import import_parts
 from llmstack_model_runner.models import load_model_class
 from llmstack_model_runner.models.base import CausalLM, Model
 from llmstack_model_runner.models.image_files import IMAGE_FILES
@@ -38,6 +39,7 @@ def choose_model_class(architecture: str, model_impl: str = "auto") -> type[Mode
         raise ValueError(f"model_impl {model_impl[:64]!r} is unknown; {', '.join(words_of(ModelImpl))} are known.")
     if model_impl == "llmstack" or (model_impl == "auto" and is_supported(architecture)):
         return load_model_class(architecture)
+    import_parts()  # transformers may need any of them
     has_transformers = find_spec("transformers") is not None
     if model_impl == "transformers":
         if not has_transformers:

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention, and experts in groups beside shared ones."""
+"""DeepSeek V2, V3, Mistral 4: latent attention, experts beside shared ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmstack_model_files import extended_positions
 from llmstack_model_runner.layers import RotaryEmbedding
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
-from llmstack_model_runner.layers.latent_attention import LatentAttention, LatentSettings
+from llmstack_model_runner.layers.latent_attention import LatentAttention, LatentSettings, QueryGrowth
 from llmstack_model_runner.layers.mixer import Mixer
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
@@ -21,6 +21,7 @@ from llmstack_model_runner.models.kv_spec import LayerKVSpec, one_latent
 from llmstack_model_runner.models.layers_behind import LayersBehind
 from llmstack_model_runner.models.llama import Settings
 from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
+from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,25 @@ class DeepseekV3(DeepseekV2):
         return read_deepseek({"first_k_dense_replace": 3, "n_shared_experts": 1, **config}, routing)
 
 
+class Mistral4(StackedExpertWeights, DeepseekV2):
+    """`Mistral4ForCausalLM`, also of Mistral Large 3: experts by normalised shares of a softmax, queries that grow."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        refuse(config, "n_group", 1, None)
+        routing = GroupedRouting(
+            scaling=read_float(config, "routed_scaling_factor", 1.0),
+            is_normalised=read_bool(config, "norm_topk_prob", True),
+        )
+        rope = dict(config.get("rope_parameters") or {})
+        # Says again which part of a head is rotated.
+        given = [rope.pop("partial_rotary_factor", None), config.get("partial_rotary_factor")]
+        plain_dim, rotary_dim = read_int(config, "qk_nope_head_dim"), read_int(config, "qk_rope_head_dim")
+        if any(share is not None and share * (plain_dim + rotary_dim) != rotary_dim for share in given):
+            raise ValueError("config.json: partial_rotary_factor and qk_rope_head_dim contradict each other.")
+        return read_deepseek({**config, "rope_parameters": rope, "partial_rotary_factor": None}, routing)
+
+
 def read_deepseek(config: Mapping[str, Any], routing: GroupedRouting) -> Settings:
     """The fields that configurations of V2 and V3 share."""
     refuse(config, "pretraining_tp", 1)
@@ -121,6 +141,7 @@ def _read_latent(
     if rope.kind != "default" and mscale and factor > 1:  # YaRN's, of queries and keys
         scale *= (0.1 * mscale * math.log(factor) + 1.0) ** 2
     query_rank = config.get("q_lora_rank", 1536)
+    beta, original = (rope.values.get(name) for name in ("llama_4_scaling_beta", "original_max_position_embeddings"))
     latent = LatentSettings(
         num_heads=num_heads,
         query_rank=None if query_rank is None else read_int(config, "q_lora_rank", 1536),
@@ -131,6 +152,7 @@ def _read_latent(
         scale=scale,
         has_bias=read_bool(config, "attention_bias", False),
         is_interleaved=read_bool(config, "rope_interleave", True),
+        growth=QueryGrowth(beta, int(original)) if beta and original else None,
     )
     return latent, rope
 

@@ -8,13 +8,13 @@ the place of the hidden state for a further guess.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from llmstack_model_runner.layers import Linear, RotaryEmbedding, WeightSlot, collect_slots, plan_layers
+from llmstack_model_runner.layers import Linear, RMSNorm, RotaryEmbedding, WeightSlot, collect_slots, plan_layers
 from llmstack_model_runner.layers.adaptation import adapted
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerStep
 from llmstack_model_runner.models.kv_spec import KVCaches, LayerKVSpec, ModelKVSpec
 from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
 
@@ -28,16 +28,18 @@ class HeadNames:
         embedding_norm: Of embeddings of tokens.
         hidden_norm: Of hidden states.
         join: The layer that joins both, embeddings first.
-        norm: Of what the decoder layer gives.
+        norm: Of what the decoder layer gives; None where that is the model's last norm.
         is_hidden_first: It joins hidden states first.
+        is_dense: The decoder layer has no experts, whatever the model's have.
     """
 
     layer: str
     embedding_norm: str
     hidden_norm: str
     join: str
-    norm: str
+    norm: str | None
     is_hidden_first: bool = False
+    is_dense: bool = False
 
 
 class DraftHead:
@@ -55,9 +57,11 @@ class DraftHead:
         rotary: RotaryEmbedding | None,
         dtype: torch.dtype,
         device: torch.device,
+        last_norm: RMSNorm,
     ) -> None:
-        """`settings` are those of the decoder layer, and `rotary` is that of its `rope`."""
+        """`settings` are those of the decoder layer, and `rotary` is that of its `rope`; `last_norm` is the model's."""
         size = settings.hidden_size
+        settings = replace(settings, experts=None) if names.is_dense else settings
         with adapted(None):  # adapters change the model alone
             self._embedding_norm = settings.norm(names.embedding_norm, size, dtype, device)
             self._hidden_norm = settings.norm(names.hidden_norm, size, dtype, device)
@@ -65,7 +69,8 @@ class DraftHead:
             self._layer = settings.make_draft_layer(names.layer, rotary, dtype, device)
         self.share = 0.0
         self._is_hidden_first = names.is_hidden_first
-        self._norm = settings.norm(names.norm, size, dtype, device)
+        self._has_own_norm = names.norm is not None
+        self._norm = last_norm if names.norm is None else settings.norm(names.norm, size, dtype, device)
         self._window = settings.sliding_window
         spec = settings.kv_spec(dtype)
         if spec is None:
@@ -79,7 +84,8 @@ class DraftHead:
 
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all parts."""
-        return collect_slots([self._embedding_norm, self._hidden_norm, self._join, self._layer, self._norm])
+        own = [self._norm] if self._has_own_norm else []
+        return collect_slots([self._embedding_norm, self._hidden_norm, self._join, self._layer, *own])
 
     def __call__(
         self,
@@ -92,5 +98,5 @@ class DraftHead:
         """Hidden states after its norm, at each place from that of the model and the token that follows."""
         parts = [self._embedding_norm(embedded), self._hidden_norm(hidden)]
         joined = self._join(torch.cat(parts[::-1] if self._is_hidden_first else parts, dim=-1))
-        ((own, plans),) = plan_layers(metadata, kv_caches, [self._window])
-        return self._norm.add(*self._layer(joined, None, positions, kv_caches[0], own, plans))[0]
+        (plan,) = plan_layers(metadata, kv_caches, [self._window])
+        return self._norm.add(*self._layer(joined, None, LayerStep(positions, kv_caches[0], *plan)))[0]

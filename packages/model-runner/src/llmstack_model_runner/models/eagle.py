@@ -22,7 +22,7 @@ from llmstack_model_runner.layers import (
     collect_slots,
     plan_layers,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerStep
 from llmstack_model_runner.layers.weight_slot import HasSlots
 from llmstack_model_runner.models.base import CausalLM, Loadable
 from llmstack_model_runner.models.config_values import read_bool, read_int, refuse
@@ -67,7 +67,7 @@ class EagleHead(Loadable):
         self._settings, self._served = read_settings(config), served
         layer = self._settings.layers[0]
         self.kept_layers = self._read_layers(config)
-        self.kv_spec = _kv_spec(self._settings, dtype)
+        self.kv_spec = head_kv_spec(self._settings, dtype)
         self.rotary = None if layer.rope is None else RotaryEmbedding(layer.rope, device)
         self.size = size = layer.hidden_size
         self._first = FirstLayer("layers.0.", self._first_settings(layer), self.rotary, dtype, device)
@@ -129,9 +129,9 @@ class EagleHead(Loadable):
         embedded = model.embed(token_ids) if self._tokens is None else self._tokens(token_ids)
         seen, residual = self._enter(embedded, states)
         plans = plan_layers(metadata, kv_caches, self.kv_spec.sliding_windows)
-        hidden, total = self._first(seen, residual, positions, kv_caches[0], *plans[0])
+        hidden, total = self._first(seen, residual, LayerStep(positions, kv_caches[0], *plans[0]))
         for layer, kv_cache, plan in zip(self._others, kv_caches[1:], plans[1:], strict=True):
-            hidden, total = layer(hidden, total, positions, kv_cache, *plan)
+            hidden, total = layer(hidden, total, LayerStep(positions, kv_cache, *plan))
         return hidden + total
 
     def _enter(self, embedded: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,10 +206,10 @@ class Eagle3Head(EagleHead):
         self._head.finish_loading()
 
     def map_tokens(self, offsets: torch.Tensor | None) -> None:
-        """Takes what is added to the number of each of its tokens: that of the served model's; None for nothing.
+        """Takes the offset of each draft token's id to the served model's id; None if both have the same ids.
 
         Raises:
-            ValueError: It names tokens that there are none of.
+            ValueError: Their number is wrong, or an id is outside of the served vocabulary.
         """
         if offsets is None:
             if self.num_tokens != self._served.vocab_size:
@@ -255,11 +255,10 @@ class FirstLayer:
         return collect_slots([self._attention, self._norm, self._feed_forward])
 
     def __call__(
-        self, seen: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, kv_cache: Any,
-        metadata: AttentionMetadata, plans: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        self, seen: torch.Tensor, residual: torch.Tensor, step: LayerStep
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output, and the residual that is added to it."""
-        attended = self._attention(seen, positions, kv_cache, metadata, plans)
+        attended = self._attention(seen, step)
         normed, total = self._norm.add(attended, residual)
         return self._feed_forward(normed), total
 
@@ -278,6 +277,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     return read_llama(nested, has_qkv_bias=read_bool(nested, "qkv_bias", has_bias), has_attention_out_bias=has_bias)
 
 
-def _kv_spec(settings: Settings, dtype: torch.dtype) -> ModelKVSpec:
+def head_kv_spec(settings: Settings, dtype: torch.dtype) -> ModelKVSpec:
+    """What the layers of a head keep of a token."""
     layers = tuple(spec for layer in settings.layers if (spec := layer.kv_spec(dtype)) is not None)
     return ModelKVSpec(layers, settings.vocab_size, settings.max_model_len).of_rank(settings.layers[0].num_heads)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from llmstack_model_runner.layers import AttentionPlans, RMSNorm, RotaryEmbedding, WeightSlot, collect_slots
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers import RMSNorm, RotaryEmbedding, WeightSlot, collect_slots
+from llmstack_model_runner.layers.attention_metadata import LayerOutput, LayerStep
 from llmstack_model_runner.layers.scale import Scale
 from llmstack_model_runner.layers.state_space import StateSpaceSettings
 from llmstack_model_runner.models.bamba import Bamba, read_state_space
@@ -81,18 +81,10 @@ class StateHalf:
         """None: there are no keys and values to scale."""
         return {}
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,  # None before the first layer
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
         """The state space's output, and the residual before it."""
         normed, residual = self.norm.add(hidden, residual)
-        mixed = self._mixer(self._in_scale(normed), positions, kv_cache, metadata, plans)
+        mixed = self._mixer(self._in_scale(normed), step)
         return self._out_scale(mixed), residual
 
 
@@ -116,20 +108,12 @@ class AttentionHalf(LlamaLayer):
         """Normalises its input as the first half of the block does."""
         self._mixer_norm = half.norm
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
         """The feed-forward's output, and the residual that the next norm adds it to."""
         if residual is None:
             raise ValueError("attention comes behind the state space of its block")
         normed = self._in_scales[0](self._mixer_norm(residual))
-        attended = self._out_scales[0](self._mixer(normed, positions, kv_cache, metadata, plans))
+        attended = self._out_scales[0](self._mixer(normed, step))
         _, residual = self._mixer_norm.add(hidden, residual)  # the sum alone; captured steps have no other one
         normed, residual = self._mlp_norm.add(attended, residual)
         return self._out_scales[1](self._feed_forward(self._in_scales[1](normed))), residual

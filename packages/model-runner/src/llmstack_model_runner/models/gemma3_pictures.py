@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from llmstack_media import ImageProcessor
-from llmstack_model_runner.encoders.image_encoder import ImageEncoder
-from llmstack_model_runner.encoders.layer_run import LayerRun
-from llmstack_model_runner.encoders.siglip import SiglipTower
+from llmstack_model_runner.encoders.siglip import SiglipCrops, SiglipTower
 from llmstack_model_runner.encoders.vision_config import vision_fields
 from llmstack_model_runner.layers import Linear, RMSNorm, WeightSlot
 from llmstack_model_runner.media.encoder import EncoderState
@@ -21,7 +19,7 @@ from llmstack_types import MediaItem
 _PROJECTION = "multi_modal_projector.mm_input_projection_weight"
 
 
-class Gemma3Encoder(ImageEncoder):
+class Gemma3Encoder(SiglipCrops):
     """The layout of an item is (pictures, rows of patches, columns). The vectors of one attend to each other."""
 
     prefixes: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
@@ -35,7 +33,6 @@ class Gemma3Encoder(ImageEncoder):
         vision = vision_fields(whole)
         tower = SiglipTower("vision_tower.", vision, {}, dtype, device)
         super().__init__(processor, tower.num_layers, (tower.size, tower.inner_size), dtype, device)
-        self._crop_shape = processor.largest().shape[1:]
         self._side = math.isqrt(read_int(whole, "mm_tokens_per_image", 256))
         is_square = self._crop_shape[1] // tower.patch_size == tower.side == self._crop_shape[2] // tower.patch_size
         if not is_square or tower.side % self._side:
@@ -58,15 +55,6 @@ class Gemma3Encoder(ImageEncoder):
     def slots(self) -> dict[str, WeightSlot]:
         """All of them; the matrix of the projection has no ending in its name."""
         return super().slots() | {_PROJECTION: self._projection.slots()[f"{_PROJECTION}.weight"]}
-
-    def _shape(self, item: MediaItem) -> tuple[int, ...]:
-        return (item.layout[0] if item.layout else 0, *self._crop_shape)
-
-    def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
-        return (self._tower.enter(values, self._positions),)
-
-    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
-        return self._tower.layer(number, len(state[0]), item.layout[0])
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for each square of patches."""

@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmstack_model_runner.layers import AttentionPlans
 from llmstack_model_runner.layers.attention import plan_attention, plan_layers
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, AttentionPlans, LayerStep
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.token_inputs import TokenInputs
@@ -159,7 +158,7 @@ class Gemma4(StackedExpertWeights):
                 hidden, residual, positions = (ends.of_queries(part) for part in (hidden, residual, positions))
                 inputs = None if inputs is None else ends.of_queries(inputs)
             own_input = None if inputs is None else inputs[:, number]
-            hidden, residual = layer.compute(hidden, residual, positions, kv_cache, *plan, own_input)
+            hidden, residual = layer.compute(hidden, residual, LayerStep(positions, kv_cache, *plan), own_input)
         return self._norm.add(hidden, residual)[0]
 
     def _plan(
@@ -221,7 +220,7 @@ def _read_kinds(config: Mapping[str, Any]) -> list[str]:
 
 
 def _read_sources(config: Mapping[str, Any], kinds: Sequence[str]) -> list[int | None]:
-    """For each layer the layer whose keys and values it reads: the last one of its kind that has its own."""
+    """For each layer, the earlier layer whose keys and values it reads; None for its own."""
     num_readers = read_int(config, "num_kv_shared_layers", 0) if config.get("num_kv_shared_layers") else 0
     first_reader = len(kinds) - num_readers
     kind_to_source = {kind: number for number, kind in enumerate(kinds[: max(first_reader, 0)])}

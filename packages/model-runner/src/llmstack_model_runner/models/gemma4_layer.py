@@ -10,14 +10,13 @@ from llmstack_kernels.activation import gelu_tanh
 from llmstack_kernels.rotary_embedding import rotary_embedding
 from llmstack_model_runner.layers import (
     Attention,
-    AttentionPlans,
     Linear,
     RMSNorm,
     RotaryEmbedding,
     WeightSlot,
     collect_slots,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerOutput, LayerStep
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.mixer import Mixer
@@ -42,7 +41,7 @@ class Gemma4LayerSettings(LlamaLayerSettings):
     own_experts: ExpertSettings | None = None
 
     def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec | None:
-        """Its keys and values; None where it reads those of another layer."""
+        """The shape of its keys and values; None for a layer that reads those of an earlier layer."""
         return None if self.source is not None else LlamaLayerSettings.kv_spec(self, dtype)
 
     def make_mixer(
@@ -103,15 +102,12 @@ class ReadingAttention(Mixer):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, hidden_size]
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
         """What the tokens attend to, projected. Nothing is written."""
         query = self._norm(self._query(x).view(len(x), -1, self.attention.head_dim))
-        query, _ = rotary_embedding(positions, query, query[:, :0], self._rotary.table)
-        return self._out(self.attention.read(query, kv_cache, metadata, plans))
+        query, _ = rotary_embedding(step.positions, query, query[:, :0], self._rotary.table)
+        return self._out(self.attention.read(query, step))
 
 
 class Gemma4Layer(LlamaLayer):
@@ -146,41 +142,31 @@ class Gemma4Layer(LlamaLayer):
         if isinstance(self._mixer, ReadingAttention):
             self._mixer.attention.kv_scales = source.kv_scales
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
         """As of other layers, without vectors of the tokens."""
-        return self.compute(hidden, residual, positions, kv_cache, metadata, plans, None)
+        return self.compute(hidden, residual, step, None)
 
     def compute(
         self,
         hidden: torch.Tensor,  # [num_tokens, hidden_size]
         residual: torch.Tensor | None,
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
         token_input: torch.Tensor | None,  # [num_tokens, input_size]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block's output without the residual, and the residual, both scaled."""
         normed, residual = self._mixer_norm.add(hidden, residual)
-        if metadata.vectors is not None and not self._has_window:
-            metadata = replace(metadata, vectors=None)  # here a picture's tokens see no later ones of it
-        mixed = _normed(self._post_mixer_norm, self._mixer(normed, positions, kv_cache, metadata, plans))
-        normed, residual = self._mlp_norm.add(mixed, metadata.of_queries(residual))
+        if step.metadata.vectors is not None and not self._has_window:
+            # Here a picture's tokens see no later ones of it.
+            step = step._replace(metadata=replace(step.metadata, vectors=None))
+        mixed = _normed(self._post_mixer_norm, self._mixer(normed, step))
+        normed, residual = self._mlp_norm.add(mixed, step.metadata.of_queries(residual))
         fed = self._feed_forward(normed)
         if self._experts is not None:
             fed = self._experts.add(fed, residual)
         fed = _normed(self._post_mlp_norm, fed)
         if self._add_input is not None and token_input is not None:
             residual = residual + fed
-            fed = self._add_input(residual, metadata.of_queries(token_input))
+            fed = self._add_input(residual, step.metadata.of_queries(token_input))
         return self._out_scale(fed), self._out_scale(residual)
 
     def _load_scale(self, tensor: torch.Tensor) -> None:

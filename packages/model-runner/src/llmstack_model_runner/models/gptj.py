@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
 from llmstack_model_runner.layers.rotary import RopeParameters
-from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int
-from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings
+from llmstack_model_runner.models.config_values import read_int
+from llmstack_model_runner.models.decoder_fields import DecoderFields, read_decoder
+from llmstack_model_runner.models.layer_norm_block import BlockNames
 from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder
 
-_NAMES = BlockNames(
-    attention_norm="ln_1",
-    mlp_norm=None,
-    qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
-    attention_out="attn.out_proj",
-    mlp_in=("mlp.fc_in",),
-    mlp_out="mlp.fc_out",
-)
+_FIELDS = DecoderFields(
+    size=("n_embd", 4096), num_layers=("n_layer", 28), num_heads=("n_head", 16), inner_size=("n_inner", None),
+    max_model_len=("n_positions", 2048), eps="layer_norm_epsilon", activation=("activation_function", "gelu_new"),
+)  # fmt: skip
+_QKV = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
+_NAMES = BlockNames("ln_1", None, _QKV, "attn.out_proj", ("mlp.fc_in",), "mlp.fc_out")
 
 
 class GPTJ(LayerNormDecoder):
@@ -29,38 +29,16 @@ class GPTJ(LayerNormDecoder):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
-        size, num_heads = read_int(config, "n_embd", 4096), read_int(config, "n_head", 16)
-        head_dim = read_head_dim(size, num_heads)
-        rotary_dim = read_int(config, "rotary_dim", 64)
-        if rotary_dim % 2 or rotary_dim > head_dim:
-            raise ValueError(f"config.json: rotary_dim {rotary_dim} must be even and at most {head_dim}.")
-        max_model_len = read_int(config, "n_positions", 2048)
-        order = _halved_rows(num_heads, head_dim, rotary_dim)
-        return DecoderSettings(
-            tokens="transformer.wte",
-            layers="transformer.h.",
-            norm="transformer.ln_f",
-            vocab_size=read_int(config, "vocab_size"),
-            max_model_len=max_model_len,
-            num_layers=read_int(config, "n_layer", 28),
-            rope=RopeParameters(10_000.0, rotary_dim, max_model_len),
-            is_tied=read_bool(config, "tie_word_embeddings", False),
-            has_head_bias=True,
-            block=BlockSettings(
-                names=_NAMES,
-                hidden_size=size,
-                inner_size=read_int(config, "n_inner", 4 * size),
-                num_heads=num_heads,
-                num_kv_heads=num_heads,
-                head_dim=head_dim,
-                eps=read_float(config, "layer_norm_epsilon", 1e-5),
-                activation=str(config.get("activation_function") or "gelu_new"),
-                is_parallel=True,
-                has_qkv_bias=False,
-                has_attention_out_bias=False,
-                qkv_row_orders=(order, order, None),
-            ),
-        )
+        settings = read_decoder(
+            config, _FIELDS, _NAMES, tokens="transformer.wte", layers="transformer.h.", norm="transformer.ln_f",
+            has_head_bias=True, is_parallel=True, has_qkv_bias=False, has_attention_out_bias=False,
+        )  # fmt: skip
+        block, rotary_dim = settings.block, read_int(config, "rotary_dim", 64)
+        if rotary_dim % 2 or rotary_dim > block.head_dim:
+            raise ValueError(f"config.json: rotary_dim {rotary_dim} must be even and at most {block.head_dim}.")
+        order = _halved_rows(block.num_heads, block.head_dim, rotary_dim)
+        rope = RopeParameters(10_000.0, rotary_dim, settings.max_model_len)
+        return replace(settings, rope=rope, block=replace(block, qkv_row_orders=(order, order, None)))
 
 
 def _halved_rows(num_heads: int, head_dim: int, rotary_dim: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ class GraniteHybrid(StackedExpertWeights, ScaledInputs, HybridModel):
         return replace(settings, layers=mix_layers(layers, read_state_space(config), have_attention))
 
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
-        """Loads all tensors; those of experts, which are one of all experts of a layer, as one of each."""
+        """Loads all tensors. A tensor of all experts of a layer is read as one tensor per expert."""
         super().load_weights((_expert_name(name), weight) for name, weight in weights)
 
     def rename(self, name: str) -> str:

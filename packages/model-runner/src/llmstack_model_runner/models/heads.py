@@ -78,7 +78,7 @@ class DenseLayers:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What a model has behind its hidden states.
+    """The heads of a pooling model, which follow its hidden states.
 
     Attributes:
         labels: Of a classifier.

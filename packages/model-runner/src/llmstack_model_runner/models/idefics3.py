@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from llmstack_media import ImageProcessor
-from llmstack_model_runner.encoders.image_encoder import ImageEncoder
-from llmstack_model_runner.encoders.layer_run import LayerRun
-from llmstack_model_runner.encoders.siglip import SiglipTower, bucket_positions
+from llmstack_model_runner.encoders.siglip import SiglipCrops, SiglipTower, bucket_positions
 from llmstack_model_runner.encoders.vision_config import vision_fields
 from llmstack_model_runner.layers import Linear
 from llmstack_model_runner.media.encoder import EncoderState
@@ -20,7 +18,7 @@ from llmstack_types import MediaItem
 _IDEFICS3: Mapping[str, Any] = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 
 
-class Idefics3Encoder(ImageEncoder):
+class Idefics3Encoder(SiglipCrops):
     """The layout of an item is (crops, rows of crops, columns of crops)."""
 
     prefixes: ClassVar[tuple[str, ...]] = ("vision_model.", "connector.")
@@ -32,7 +30,6 @@ class Idefics3Encoder(ImageEncoder):
         tower = SiglipTower("vision_model.", vision_fields(whole), _IDEFICS3, dtype, device)
         super().__init__(processor, tower.num_layers, (tower.size, tower.inner_size), dtype, device)
         self._tower = tower
-        self._crop_shape = processor.largest().shape[1:]
         self._factor = read_int(whole, "scale_factor", 2)
         self._side = self._crop_shape[1] // tower.patch_size
         if self._side % self._factor:
@@ -43,15 +40,6 @@ class Idefics3Encoder(ImageEncoder):
         )
         self._positions = bucket_positions(self._side, self._side, tower.side, device)
         self._parts = (tower, self._projection)
-
-    def _shape(self, item: MediaItem) -> tuple[int, ...]:
-        return (item.layout[0] if item.layout else 0, *self._crop_shape)
-
-    def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
-        return (self._tower.enter(values, self._positions),)
-
-    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
-        return self._tower.layer(number, len(state[0]), item.layout[0])
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for each square of patches."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.layers.selective_space import SelectiveSettings
@@ -25,6 +25,8 @@ _NAMES: Mapping[str, str] = {
 class Jamba(StackedExpertWeights, HybridModel):
     """`JambaForCausalLM`: attention in every n-th layer, and experts in every n-th of all layers."""
 
+    renamed: ClassVar[Mapping[str, str]] = _NAMES
+
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         refuse(config, "hidden_act", "silu")
@@ -40,12 +42,6 @@ class Jamba(StackedExpertWeights, HybridModel):
             with_experts = _places(config, "expert", (2, 1), numbers)
             layers = [replace(own, experts=experts) if n in with_experts else own for n, own in enumerate(layers)]
         return replace(settings, layers=layers)
-
-    def rename(self, name: str) -> str:
-        """The name that the Llama family has for a tensor."""
-        for part, ours in _NAMES.items():
-            name = name.replace(part, ours)
-        return name
 
 
 def _places(config: Mapping[str, Any], kind: str, defaults: tuple[int, int], numbers: range) -> range:

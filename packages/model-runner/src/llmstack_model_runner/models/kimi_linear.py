@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.layers.kimi_delta import KimiDeltaSettings
@@ -43,6 +43,8 @@ _LING_NAMES: Mapping[str, str] = {
 class KimiLinear(StackedExpertWeights, SplitConvolutions, DeepseekV3):
     """`KimiLinearForCausalLM`: latent attention knows no positions."""
 
+    renamed: ClassVar[Mapping[str, str]] = _KIMI_NAMES
+
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         refuse(config, "moe_router_activation_func", "sigmoid")
@@ -63,13 +65,11 @@ class KimiLinear(StackedExpertWeights, SplitConvolutions, DeepseekV3):
         kinds = read_layer_kinds(_kimi_kinds(config, net, num_layers), num_layers, "linear_attention")
         return replace(settings, layers=mix_layers(layers, delta.check(), kinds))
 
-    def rename(self, name: str) -> str:
-        """The name that DeepSeek's checkpoints have for a tensor."""
-        return _replaced(name, _KIMI_NAMES)
-
 
 class BailingHybrid(StackedExpertWeights, SplitConvolutions, DeepseekV3):
     """`BailingHybridForCausalLM`: what a head of latent attention attends to is multiplied by a gate."""
+
+    renamed: ClassVar[Mapping[str, str]] = _LING_NAMES
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
@@ -94,10 +94,6 @@ class BailingHybrid(StackedExpertWeights, SplitConvolutions, DeepseekV3):
             settings,
             layers=mix_layers(layers, delta.check(), read_layer_kinds(kinds, len(layers), "linear_attention")),
         )
-
-    def rename(self, name: str) -> str:
-        """The name that DeepSeek's checkpoints have for a tensor."""
-        return _replaced(name, _LING_NAMES)
 
 
 def read_mixed(config: Mapping[str, Any], num_dense: int) -> Settings:
@@ -153,9 +149,3 @@ def _with_head_gates(layer: LlamaLayerSettings) -> LlamaLayerSettings:
     if not isinstance(layer, DeepseekLayerSettings):
         raise TypeError("the layer has no latent attention")
     return replace(layer, latent=replace(layer.latent, has_head_gates=True))
-
-
-def _replaced(name: str, names: Mapping[str, str]) -> str:
-    for part, ours in names.items():
-        name = name.replace(part, ours)
-    return name

@@ -1,4 +1,4 @@
-"""What a model keeps in the KV storage, layer by layer."""
+"""Contents of the KV storage for a model, layer by layer."""
 
 from __future__ import annotations
 

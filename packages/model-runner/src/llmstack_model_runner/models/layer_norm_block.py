@@ -10,7 +10,6 @@ import torch
 
 from llmstack_model_runner.layers import (
     Attention,
-    AttentionPlans,
     HeadRotation,
     LayerNorm,
     Linear,
@@ -18,7 +17,7 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     collect_slots,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerStep
 from llmstack_model_runner.layers.cross_attention import CrossAttention, CrossNames
 from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.linear import gated_activation, linear_activation
@@ -155,25 +154,22 @@ class LayerNormBlock:
     def __call__(
         self,
         hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:  # [num_queries, hidden_size]
         if not self._is_norm_first:
-            attended = self._attend(hidden, positions, kv_cache, metadata, plans)
-            hidden = metadata.of_queries(hidden)
+            attended = self._attend(hidden, step)
+            hidden = step.metadata.of_queries(hidden)
             total = self._attention_norm(self._attention_out(attended, residual=hidden))
             total = self._feed_forward(total, total)
             return total if self._mlp_norm is None else self._mlp_norm(total)
         normed = self._attention_norm(hidden)
-        attended = self._attend(normed, positions, kv_cache, metadata, plans)
-        hidden = metadata.of_queries(hidden)
+        attended = self._attend(normed, step)
+        hidden = step.metadata.of_queries(hidden)
         total = self._attention_out(attended, residual=hidden)
-        if self.cross is not None and metadata.cross is not None:
-            total = self.cross(total, kv_cache[2:], metadata.cross)
+        if self.cross is not None and step.metadata.cross is not None:
+            total = self.cross(total, step.kv_cache[2:], step.metadata.cross)
         if self._mlp_norm is None:
-            normed = metadata.of_queries(normed)
+            normed = step.metadata.of_queries(normed)
         else:
             normed = self._mlp_norm(hidden if self._is_parallel else total)
         return self._feed_forward(normed, total)
@@ -184,19 +180,17 @@ class LayerNormBlock:
     def _attend(
         self,
         normed: torch.Tensor,
-        positions: torch.Tensor,
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:
         query, key, value = (
             part.view(part.shape[0], -1, self._head_dim)
             for part in self._qkv(normed).split([self._query_size, self._kv_size, self._kv_size], dim=-1)
         )
         if self._rotate is None:
-            return self._attention(query, key, value, kv_cache[:2], metadata, plans)
+            own = step if self.cross is None else step._replace(kv_cache=step.kv_cache[:2])
+            return self._attention(query, key, value, own)
         heads = (query, key, value)
-        return self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
+        return self._attention.rotate_and_attend(self._rotate, *heads, step)
 
 
 def _make_qkv(

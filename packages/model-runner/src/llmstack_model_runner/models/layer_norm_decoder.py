@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmstack_model_files import extended_positions
 from llmstack_model_runner.layers import (
     Embedding,
     LayerNorm,
@@ -19,14 +18,13 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     plan_layers,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
-from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache, LayerStep
+from llmstack_model_runner.layers.rotary import RopeParameters
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.models.base import CausalLM
-from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int, refuse_variant
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec, keys_and_values
-from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings, LayerNormBlock
+from llmstack_model_runner.models.layer_norm_block import BlockSettings, LayerNormBlock
 from llmstack_model_runner.models.stages import stage_slots
 
 
@@ -169,8 +167,8 @@ class LayerNormDecoder(CausalLM):
         start = self.kv_spec.first_layer
         layers = self._layers[start : start + self.kv_spec.num_layers]
         caches = kv_caches if self.cross_kv is None else self._caches(kv_caches, metadata)
-        for layer, kv_cache, (own_metadata, plans) in zip(layers, caches, planned, strict=True):
-            hidden = layer(hidden, positions, kv_cache, own_metadata, plans)
+        for layer, kv_cache, plan in zip(layers, caches, planned, strict=True):
+            hidden = layer(hidden, LayerStep(positions, kv_cache, *plan))
         if not self._sharding.is_last_stage:
             self._sharding.send([hidden])
             return hidden
@@ -200,51 +198,6 @@ class LayerNormDecoder(CausalLM):
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
-
-
-def read_rotary_decoder(
-    config: Mapping[str, Any],
-    names: BlockNames,
-    *,
-    norm: str,
-    max_model_len: int,
-    partial_rotary_factor: float,
-    activation: str,
-    has_head_bias: bool = False,
-    **block: Any,
-) -> DecoderSettings:
-    """Settings of a decoder whose configuration and embedding are named as Llama's, such as Phi and StableLM.
-
-    `max_model_len`, `partial_rotary_factor` and `activation` are defaults; `block` has further fields of
-    `BlockSettings`.
-    """
-    refuse_variant(config, "qk_layernorm")
-    size, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
-    head_dim = read_head_dim(size, num_heads)
-    max_model_len = read_int(config, "max_position_embeddings", max_model_len)
-    return DecoderSettings(
-        tokens="model.embed_tokens",
-        layers="model.layers.",
-        norm=norm,
-        vocab_size=read_int(config, "vocab_size"),
-        max_model_len=extended_positions(config, max_model_len),
-        num_layers=read_int(config, "num_hidden_layers"),
-        rope=parse_rope(
-            {"partial_rotary_factor": partial_rotary_factor, **config}, head_dim, max_model_len, is_partial=True
-        ),
-        is_tied=read_bool(config, "tie_word_embeddings", False),
-        has_head_bias=has_head_bias,
-        block=BlockSettings(
-            names=names,
-            hidden_size=size,
-            num_heads=num_heads,
-            num_kv_heads=read_int(config, "num_key_value_heads", num_heads),
-            head_dim=head_dim,
-            eps=read_float(config, "layer_norm_eps", 1e-5),
-            activation=str(config.get("hidden_act") or activation),
-            **block,
-        ),
-    )
 
 
 def _blocks(settings: DecoderSettings) -> list[BlockSettings]:

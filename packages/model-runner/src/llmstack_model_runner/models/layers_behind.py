@@ -1,4 +1,4 @@
-"""Layers behind the last one, which guess further tokens, as in DeepSeek V3."""
+"""Layers for multi-token prediction behind the last decoder layer: DeepSeek V3."""
 
 from __future__ import annotations
 

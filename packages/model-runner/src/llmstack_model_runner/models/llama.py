@@ -20,7 +20,7 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     plan_layers,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerStep
 from llmstack_model_runner.layers.draft_heads import needs_draft_head
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
@@ -92,7 +92,7 @@ class Llama(CausalLM):
             specs = [(entry, entry.kv_spec(dtype)) for entry in settings.layers]
             kind = next((entry for entry, spec in reversed(specs) if spec and spec.kind != "state"), layer)
             rotary = None if kind.rope is None else self._rotaries[ropes.index(kind.rope)]
-            self._draft_head = DraftHead(names, kind, rotary, dtype, device)
+            self._draft_head = DraftHead(names, kind, rotary, dtype, device, self._norm)
         self._head = OutputHead(
             vocab_size,
             size,
@@ -199,7 +199,7 @@ class Llama(CausalLM):
         for number, (layer, kv_cache, plan) in enumerate(zip(self._own_layers, kv_caches, planned, strict=True)):
             if number in self._kept_layers:
                 self._layer_to_state[number] = hidden.clone() if residual is None else hidden + residual
-            hidden, residual = layer(hidden, residual, positions, kv_cache, *plan)
+            hidden, residual = layer(hidden, residual, LayerStep(positions, kv_cache, *plan))
             hidden = hidden if given is None else given.add_deep(number, hidden)
         if residual is None or self._sharding.is_last_stage:
             return self._norm.add(hidden, residual)[0]

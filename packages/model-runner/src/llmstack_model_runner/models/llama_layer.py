@@ -10,7 +10,6 @@ import torch
 from llmstack_kernels.activation import sigmoid_gate
 from llmstack_model_runner.layers import (
     Attention,
-    AttentionPlans,
     HeadRotation,
     Linear,
     RMSNorm,
@@ -18,7 +17,7 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     collect_slots,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerCache, LayerOutput, LayerStep
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.head_split import HeadSplit
@@ -42,16 +41,11 @@ class DecoderLayer(Protocol):
     def optional_slots(self) -> dict[str, WeightSlot]:
         """Slots of tensors that only some checkpoints have."""
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output, and the residual that the next norm adds it to."""
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
+        """The output, and the residual that the next norm adds it to.
+
+        `hidden`, `residual`: Each [num_tokens, hidden_size]; before the first layer there is no residual.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +68,7 @@ class LlamaLayerSettings:
         has_output_gate: What a head attends to is multiplied by the sigmoid of a gate, which follows its query.
         has_head_gates: It is multiplied by the sigmoid of one gate per head, which has a projection of its own.
         attention_size: Width of what the attention sees, where that is not the hidden size; 0 where it is.
+        has_rotated_pairs: RoPE rotates neighbouring numbers of the checkpoint's heads, not those of two halves.
         has_sinks: Each head's softmax has a score more, which has no value.
         residual_scale: Factor of what attention and feed-forward add to the residual.
         experts: Experts that replace the feed-forward, or None.
@@ -105,6 +100,7 @@ class LlamaLayerSettings:
     has_output_gate: bool = False
     has_head_gates: bool = False
     attention_size: int = 0
+    has_rotated_pairs: bool = False
     has_sinks: bool = False
     residual_scale: float = 1.0
     experts: ExpertSettings | None = None
@@ -186,8 +182,9 @@ class SelfAttention(Mixer):
         """`prefix` is that of the attention's tensors, such as `model.layers.0.self_attn.`."""
         self._prefix, self._settings = prefix, settings
         split = HeadSplit(
-            settings.num_heads, settings.num_kv_heads, settings.head_dim, has_gates=settings.has_output_gate
-        )
+            settings.num_heads, settings.num_kv_heads, settings.head_dim,
+            has_gates=settings.has_output_gate, has_pairs=settings.has_rotated_pairs,
+        )  # fmt: skip
         self._sizes = [split.query_size, split.gate_size, split.kv_size, split.kv_size]
         size, head_dim = settings.hidden_size, settings.head_dim
         names = ["qkv_proj"] if settings.has_fused_projections else ["q_proj", "k_proj", "v_proj"]
@@ -273,24 +270,29 @@ class SelfAttention(Mixer):
     def __call__(
         self,
         x: torch.Tensor,  # [num_tokens, hidden_size]
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:  # [num_queries, hidden_size]
         """What the tokens attend to, projected."""
         gate, heads = self._heads(self._qkv(x))
         if self._rotate is None:
-            attended = self._attention(*heads, kv_cache, metadata, plans)
+            attended = self._attention(*heads, step)
         else:
-            attended = self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
+            attended = self._attention.rotate_and_attend(self._rotate, *heads, step)
         if self._settings.has_output_gate:
-            attended = sigmoid_gate(attended, metadata.of_queries(gate))
+            attended = sigmoid_gate(attended, step.metadata.of_queries(gate))
         if self._gates is not None:
-            gates = metadata.of_queries(self._gates(x)).reshape(-1, 1)  # one per token and head
+            gates = step.metadata.of_queries(self._gates(x)).reshape(-1, 1)  # one per token and head
             by_head = attended.view(-1, self._settings.head_dim)
             attended = sigmoid_gate(by_head, gates).view(attended.shape)
         return self._out(attended)
+
+    def write_keys_and_values(
+        self, x: torch.Tensor, positions: torch.Tensor, kv_cache: LayerCache, slot_mapping: torch.Tensor
+    ) -> None:
+        """Writes what later tokens attend to, and attends to nothing; heads are rotated."""
+        if self._rotate is not None:
+            scales = self.kv_scales.of(kv_cache[0])
+            self._rotate(positions, *self._heads(self._qkv(x))[1], kv_cache, slot_mapping, scales)
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """The gates, as wide as the queries or 0; and query, key and value, each [num_tokens, heads, head_dim]."""
@@ -329,9 +331,19 @@ class LlamaLayer:
     @property
     def kv_scales(self) -> KVScales:
         """Scales of its 8-bit keys and values."""
+        return self._attention.kv_scales
+
+    @property
+    def _attention(self) -> SelfAttention:
         if not isinstance(self._mixer, SelfAttention):
             raise TypeError("the layer writes no keys and values")
-        return self._mixer.kv_scales
+        return self._mixer
+
+    def write_keys_and_values(
+        self, x: torch.Tensor, positions: torch.Tensor, kv_cache: LayerCache, slot_mapping: torch.Tensor
+    ) -> None:
+        """Writes those of states that are normalised already, which the layer computes no further."""
+        self._attention.write_keys_and_values(x, positions, kv_cache, slot_mapping)
 
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all parts."""
@@ -350,20 +362,12 @@ class LlamaLayer:
         """Scales of 8-bit keys and values."""
         return self._mixer.optional_slots()
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,  # None before the first layer
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
         """The feed-forward's output, and the residual that the next norm adds it to."""
         normed, residual = self._mixer_norm.add(hidden, residual)
-        mixed = self._scale(self._mixer(normed, positions, kv_cache, metadata, plans))
+        mixed = self._scale(self._mixer(normed, step))
         if self._post_mixer_norm is not None:
             mixed = self._post_mixer_norm(mixed)
-        normed, residual = self._mlp_norm.add(mixed, metadata.of_queries(residual))
+        normed, residual = self._mlp_norm.add(mixed, step.metadata.of_queries(residual))
         fed = self._scale(self._feed_forward(normed))
         return fed if self._post_mlp_norm is None else self._post_mlp_norm(fed), residual

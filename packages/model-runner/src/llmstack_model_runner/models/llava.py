@@ -9,21 +9,20 @@ import torch
 
 from llmstack_media import ImageProcessor, LlavaNextImageProcessor
 from llmstack_model_runner.encoders.clip import ClipTower
-from llmstack_model_runner.encoders.image_encoder import ImageEncoder
-from llmstack_model_runner.encoders.layer_run import LayerRun
+from llmstack_model_runner.encoders.image_encoder import EachCropEncoder
+from llmstack_model_runner.encoders.two_linears import TwoLinears
 from llmstack_model_runner.encoders.vector import Vector
 from llmstack_model_runner.encoders.vision_config import vision_fields
-from llmstack_model_runner.layers import Linear
-from llmstack_model_runner.layers.linear import linear_activation
 from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_model_runner.models.config_values import read_bool
 from llmstack_types import MediaItem
 
 
-class LlavaEncoder(ImageEncoder):
+class LlavaEncoder(EachCropEncoder):
     """One crop of a fixed size."""
 
     prefixes: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
+    _tower: ClipTower
 
     def __init__(
         self, whole: Mapping[str, Any], text_size: int, processor: ImageProcessor, dtype: torch.dtype,
@@ -37,7 +36,6 @@ class LlavaEncoder(ImageEncoder):
             raise ValueError(f"config.json: vision_feature_select_strategy {str(strategy)[:64]!r} is unknown.")
         tower = ClipTower("vision_tower.", vision_fields(whole), last_state, dtype, device)
         super().__init__(processor, tower.num_layers, (tower.size, tower.inner_size), dtype, device)
-        self._crop_shape = processor.largest().shape[1:]
         if self._crop_shape != (3, tower.image_size, tower.image_size):
             raise ValueError(f"Pictures of shape {list(self._crop_shape)} do not fit an encoder of {tower.image_size}.")
         self.ignored = (
@@ -46,24 +44,8 @@ class LlavaEncoder(ImageEncoder):
         )  # fmt: skip
         self._tower, self._has_class = tower, strategy == "full"
         has_bias = read_bool(whole, "multimodal_projector_bias", True)
-        self._first, self._second = (
-            Linear(
-                inputs, {f"multi_modal_projector.{name}": text_size}, has_bias=has_bias, dtype=dtype, device=device,
-                keeps_precision=True,
-            )
-            for inputs, name in ((tower.size, "linear_1"), (text_size, "linear_2"))
-        )  # fmt: skip
-        self._activation = linear_activation(str(whole.get("projector_hidden_act") or "gelu"))
-        self._parts = [tower, self._first, self._second]
-
-    def _shape(self, item: MediaItem) -> tuple[int, ...]:
-        return (item.layout[0] if item.layout else 0, *self._crop_shape)
-
-    def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
-        return (self._tower.enter(values),)
-
-    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
-        return self._tower.layer(number, len(state[0]))
+        self._linears = TwoLinears(whole, tower.size, text_size, dtype, device, has_bias=has_bias)
+        self._parts = [tower, self._linears]
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for each patch, and one of the class token where the configuration asks for it."""
@@ -73,7 +55,7 @@ class LlavaEncoder(ImageEncoder):
         """Vectors of each crop [num_crops, length, text_size]."""
         hidden = state[0].view(-1, self._tower.length, self._tower.size)
         chosen = hidden if self._has_class else hidden[:, 1:]
-        vectors = self._second(self._first(chosen.flatten(0, 1), self._activation))
+        vectors = self._linears(chosen.flatten(0, 1))
         return vectors.view(len(chosen), -1, vectors.shape[1])
 
 

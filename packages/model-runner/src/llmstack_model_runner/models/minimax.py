@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from llmstack_model_runner.layers import AttentionPlans, RotaryEmbedding
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers import RotaryEmbedding
+from llmstack_model_runner.layers.attention_metadata import LayerOutput, LayerStep
 from llmstack_model_runner.layers.lightning_attention import LightningSettings
 from llmstack_model_runner.layers.mixer import Mixer
 from llmstack_model_runner.layers.scale import Scale
@@ -80,26 +80,20 @@ class MiniMaxLayer(LlamaLayer):
             [Scale(factor, device) for factor in factors] for factors in (settings.mixer_factors, settings.mlp_factors)
         )
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,  # None before the first layer
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
         """The experts' scaled output, and the scaled input that the next norm adds it to."""
         normed, _ = self._mixer_norm.add(hidden, residual)
-        mixed = self._mixer(normed, positions, kv_cache, metadata, plans)
+        mixed = self._mixer(normed, step)
         keep, add = self._mixer_scales
-        normed, _ = self._mlp_norm.add(add(mixed), keep(metadata.of_queries(normed)))
+        normed, _ = self._mlp_norm.add(add(mixed), keep(step.metadata.of_queries(normed)))
         keep, add = self._mlp_scales
         return add(self._feed_forward(normed)), keep(normed)
 
 
 class MiniMax(StackedExpertWeights, HybridModel):
     """`MiniMaxForCausalLM`; its experts are named as Mixtral's."""
+
+    renamed: ClassVar[Mapping[str, str]] = _NAMES
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
@@ -128,12 +122,6 @@ class MiniMax(StackedExpertWeights, HybridModel):
                 )
             )
         return replace(settings, layers=layers)
-
-    def rename(self, name: str) -> str:
-        """The name that Mixtral's checkpoints have for a tensor."""
-        for part, ours in _NAMES.items():
-            name = name.replace(part, ours)
-        return name
 
     def is_ignored(self, name: str) -> bool:
         """Factors that follow from the numbers of heads and layers."""

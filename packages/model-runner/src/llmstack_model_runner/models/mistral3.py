@@ -11,9 +11,9 @@ from llmstack_media import ImageProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
 from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.pixtral import PixtralTower
+from llmstack_model_runner.encoders.two_linears import TwoLinears
 from llmstack_model_runner.encoders.vision_config import vision_fields
 from llmstack_model_runner.layers import Linear, RMSNorm
-from llmstack_model_runner.layers.linear import linear_activation
 from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
 from llmstack_types import MediaItem
@@ -38,17 +38,12 @@ class Mistral3Encoder(ImageEncoder):
         eps = read_float(whole["text_config"], "rms_norm_eps", 1e-5)
         self._norm = RMSNorm(f"{_PROJECTOR}norm", tower.size, eps, dtype=dtype, device=device)
         has_bias = read_bool(whole, "multimodal_projector_bias", False)
-
-        def linear(in_features: int, out_features: int, name: str, *, has_bias: bool) -> Linear:
-            parts = {_PROJECTOR + name: out_features}
-            return Linear(in_features, parts, has_bias=has_bias, dtype=dtype, device=device, keeps_precision=True)
-
-        size = tower.size
-        self._merger = linear(size * self._merge**2, size, "patch_merger.merging_layer", has_bias=False)
-        self._first = linear(size, text_size, "linear_1", has_bias=has_bias)
-        self._second = linear(text_size, text_size, "linear_2", has_bias=has_bias)
-        self._activation = linear_activation(str(whole.get("projector_hidden_act") or "gelu"))
-        self._parts = (tower, self._norm, self._merger, self._first, self._second)
+        self._merger = Linear(
+            tower.size * self._merge**2, {f"{_PROJECTOR}patch_merger.merging_layer": tower.size}, has_bias=False,
+            dtype=dtype, device=device, keeps_precision=True,
+        )  # fmt: skip
+        self._project = TwoLinears(whole, tower.size, text_size, dtype, device, has_bias=has_bias)
+        self._parts = (tower, self._norm, self._merger, self._project)
 
     def _shape(self, item: MediaItem) -> tuple[int, ...]:
         layout = item.layout
@@ -66,4 +61,4 @@ class Mistral3Encoder(ImageEncoder):
         (_, rows, columns), merge = item.layout, self._merge
         squares = self._norm(state[0]).view(rows // merge, merge, columns // merge, merge, self._tower.size)
         merged = self._merger(squares.permute(0, 2, 4, 1, 3).reshape(-1, self._tower.size * merge**2))
-        return self._second(self._first(merged, self._activation))
+        return self._project(merged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,6 +26,9 @@ _STACKS: Mapping[str, tuple[str, ...]] = {
 class Mixtral(Llama):
     """`MixtralForCausalLM`: experts in every layer with weights that sum to 1; one sliding window for all layers."""
 
+    # transformers 5 has another name for the layer, and so have adapters of it.
+    renamed: ClassVar[Mapping[str, str]] = {".mlp.experts.": ".block_sparse_moe.experts."}
+
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         window = None if config.get("sliding_window") is None else read_int(config, "sliding_window")
@@ -40,16 +43,12 @@ class Mixtral(Llama):
         )
         return read_llama({"rms_norm_eps": 1e-5, **config}, window, experts=experts)
 
-    def rename(self, name: str) -> str:
-        """transformers 5 has another name for the layer, and so have adapters of it."""
-        return super().rename(name).replace(".mlp.experts.", ".block_sparse_moe.experts.")
-
 
 class StackedExpertWeights(Llama):
     """A model whose checkpoints have a tensor of each expert, or one of all experts of a layer."""
 
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
-        """Loads all tensors; those of all experts of a layer, which Qwen 3 VL and 3.5 have, as one of each."""
+        """Loads all tensors. Of one tensor of all experts (Qwen 3 VL, Qwen 3.5) each expert gets its part."""
         super().load_weights(part for weight in weights for part in self._single_experts(*weight))
 
     @property

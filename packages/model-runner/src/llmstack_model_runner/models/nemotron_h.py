@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from llmstack_model_runner.layers import AttentionPlans, Linear, RMSNorm, RotaryEmbedding, WeightSlot, collect_slots
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers import Linear, RMSNorm, RotaryEmbedding, WeightSlot, collect_slots
+from llmstack_model_runner.layers.attention_metadata import LayerOutput, LayerStep
 from llmstack_model_runner.layers.draft_heads import needs_draft_head
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import PlainFeedForward
@@ -161,19 +161,11 @@ class NemotronLayer:
         """Scales of 8-bit keys and values."""
         return self._mixer.optional_slots()
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,  # None before the first layer
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
         """The last block's output, and the residual that the next norm adds it to."""
         first, *others = self._norms
         normed, residual = first.add(hidden, residual)
-        hidden = self._mixer(normed, positions, kv_cache, metadata, plans)
+        hidden = self._mixer(normed, step)
         for norm, feed_forward in zip(others, self._feed_forwards, strict=True):
             normed, residual = norm.add(hidden, residual)
             hidden = feed_forward(normed)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from llmstack_model_runner.layers import AttentionPlans, RMSNorm, RotaryEmbedding, WeightSlot, collect_slots
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers import RMSNorm, RotaryEmbedding, WeightSlot, collect_slots
+from llmstack_model_runner.layers.attention_metadata import LayerOutput, LayerStep
 from llmstack_model_runner.layers.delta_net import DeltaNetSettings
 from llmstack_model_runner.models.config_values import read_bool, read_int, refuse
 from llmstack_model_runner.models.llama import Settings, read_llama
@@ -64,24 +64,18 @@ class OlmoAttentionLayer:
         """Scales of 8-bit keys and values."""
         return self._mixer.optional_slots()
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,  # None before the first layer
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
         """The normalised output of the feed-forward, and the residual that the next layer adds it to."""
         _, residual = self._sum.add(hidden, residual)  # the sum alone; captured steps have no other one
-        mixed = self._mixer_norm(self._mixer(residual, positions, kv_cache, metadata, plans))
+        mixed = self._mixer_norm(self._mixer(residual, step))
         _, residual = self._sum.add(mixed, residual)
         return self._mlp_norm(self._feed_forward(residual)), residual
 
 
 class OlmoHybrid(SplitConvolutions):
     """`OlmoHybridForCausalLM`: layers with attention have the norms of OLMo 2, the others those of Llama."""
+
+    renamed: ClassVar[Mapping[str, str]] = _NAMES
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
@@ -96,12 +90,6 @@ class OlmoHybrid(SplitConvolutions):
             layers = [replace(layer, rope=None) for layer in layers]
         kinds = read_layer_kinds(_layer_types(config, len(layers)), len(layers), "linear_attention")
         return replace(settings, layers=mix_layers([*layers], _read_delta_net(config), kinds))
-
-    def rename(self, name: str) -> str:
-        """The name that the Llama family has for a tensor."""
-        for part, ours in _NAMES.items():
-            name = name.replace(part, ours)
-        return name
 
 
 def _has_rope(config: Mapping[str, Any]) -> bool:

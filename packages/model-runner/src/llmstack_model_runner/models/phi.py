@@ -9,19 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmstack_model_runner.models.config_values import read_int
+from llmstack_model_runner.models.config_values import read_int, refuse_variant
+from llmstack_model_runner.models.decoder_fields import DecoderFields, read_decoder
 from llmstack_model_runner.models.layer_norm_block import BlockNames
-from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder, read_rotary_decoder
+from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder
 from llmstack_model_runner.models.llama import Llama, Settings, read_llama
 
-_NAMES = BlockNames(
-    attention_norm="input_layernorm",
-    mlp_norm=None,
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    attention_out="self_attn.dense",
-    mlp_in=("mlp.fc1",),
-    mlp_out="mlp.fc2",
-)
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_NAMES = BlockNames("input_layernorm", None, _QKV, "self_attn.dense", ("mlp.fc1",), "mlp.fc2")
 
 
 class Phi(LayerNormDecoder):
@@ -29,17 +24,12 @@ class Phi(LayerNormDecoder):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
-        return read_rotary_decoder(
-            config,
-            _NAMES,
-            norm="model.final_layernorm",
-            max_model_len=2048,
-            partial_rotary_factor=0.5,
-            activation="gelu_new",
-            has_head_bias=True,
-            inner_size=read_int(config, "intermediate_size", 4 * read_int(config, "hidden_size")),
-            is_parallel=True,
-        )
+        refuse_variant(config, "qk_layernorm")
+        fields = DecoderFields(num_kv_heads="num_key_value_heads", activation=("hidden_act", "gelu_new"))
+        return read_decoder(
+            config, fields, _NAMES, tokens="model.embed_tokens", layers="model.layers.", norm="model.final_layernorm",
+            rotary_share=0.5, has_head_bias=True, is_parallel=True,
+        )  # fmt: skip
 
 
 class Phi3(Llama):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -36,18 +36,9 @@ class Qwen2AudioEncoder(SoundEncoder):
         )
         self._parts = (tower, self._projector)
 
-    @classmethod
-    def of_sound(
-        cls, whole: Mapping[str, Any], text_size: int, processor: SoundProcessor, dtype: torch.dtype,
-        device: torch.device,
-    ) -> Self:  # fmt: skip
-        return cls(whole, text_size, processor, dtype, device)
-
     def _states_of(self, num_frames: int) -> int:
         return num_frames // STRIDE
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for every two states; a single one at the end has none."""
-        hidden = state[0]
-        pairs = hidden[: len(hidden) // 2 * 2].view(-1, 2, hidden.shape[1])
-        return self._projector(self._tower.norm(pairs.mean(1)))
+        return self._projector(self._pairs(state))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmstack_model_runner.layers.delta_net import DeltaNetSettings
+from llmstack_model_runner.layers.delta_net import DeltaNetSettings, Joins
 from llmstack_model_runner.layers.experts import ExpertSettings
 from llmstack_model_runner.models.config_values import is_of_gguf, read_bool, read_int, refuse
 from llmstack_model_runner.models.draft_head import HeadNames
@@ -23,7 +23,7 @@ class Qwen3_5(HybridModel):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        return _read_settings(config, is_interleaved=False)
+        return _read_settings(config, "none")
 
     @classmethod
     def draft_head_names(cls, num_layers: int) -> HeadNames:
@@ -42,7 +42,7 @@ class Qwen3_5Moe(StackedExpertWeights, Qwen3_5):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        settings = _read_settings({"intermediate_size": 1, **config}, is_interleaved=False)
+        settings = _read_settings({"intermediate_size": 1, **config}, "none")
         experts = _read_experts(config, 256, 8, is_normalised=True)
         return replace(settings, layers=[replace(layer, experts=experts) for layer in settings.layers])
 
@@ -52,7 +52,9 @@ class Qwen3Next(StackedExpertWeights, Qwen3_5):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        settings = _read_settings({"intermediate_size": 5632, **config}, is_interleaved=True)
+        is_joined = not is_of_gguf(config) or read_bool(config, "has_joined_delta_inputs", False)
+        joins: Joins = "all" if is_joined else "gates"
+        settings = _read_settings({"intermediate_size": 5632, **config}, joins)
         experts = _read_experts(config, 512, 10, is_normalised=read_bool(config, "norm_topk_prob", True))
         step, dense = read_int(config, "decoder_sparse_step", 1), read_dense_layers(config)
         layers = [
@@ -62,7 +64,7 @@ class Qwen3Next(StackedExpertWeights, Qwen3_5):
         return replace(settings, layers=layers)
 
 
-def _read_settings(config: Mapping[str, Any], *, is_interleaved: bool) -> Settings:
+def _read_settings(config: Mapping[str, Any], joins: Joins) -> Settings:
     """All layers, without experts."""
     refuse(config, "hidden_act", "silu")
     refuse(config, "attn_output_gate", True)
@@ -82,8 +84,8 @@ def _read_settings(config: Mapping[str, Any], *, is_interleaved: bool) -> Settin
         key_dim=read_int(config, "linear_key_head_dim", 128),
         value_dim=read_int(config, "linear_value_head_dim", 128),
         length=read_int(config, "linear_conv_kernel_dim", 4),
-        is_interleaved=is_interleaved,
-        is_tiled=is_of_gguf(config),
+        joins=joins,
+        is_tiled=joins == "none" and is_of_gguf(config),
     )
     kinds = _have_attention(config, len(settings.layers))
     return replace(settings, layers=mix_layers(settings.layers, delta_net.check(), kinds))

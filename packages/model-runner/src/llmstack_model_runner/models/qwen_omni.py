@@ -58,18 +58,9 @@ class OmniSounds(SoundEncoder):
         )
         self._parts = (tower, self._projector)
 
-    @classmethod
-    def of_sound(
-        cls, whole: Mapping[str, Any], text_size: int, processor: SoundProcessor, dtype: torch.dtype,
-        device: torch.device,
-    ) -> Self:  # fmt: skip
-        return cls(whole, text_size, processor, dtype, device)
-
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for every two states, whatever window they are of; a single one at the end has none."""
-        hidden = state[0]
-        pairs = hidden[: len(hidden) // 2 * 2].view(-1, 2, hidden.shape[1])
-        return self._projector(self._tower.norm(pairs.mean(1)))
+        return self._projector(self._pairs(state))
 
 
 class Qwen2_5OmniEncoder(SeveralEncoders):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmstack_model_runner.models.config_values import read_bool, read_int
+from llmstack_model_runner.models.config_values import read_bool, read_int, refuse_variant
+from llmstack_model_runner.models.decoder_fields import DecoderFields, read_decoder
 from llmstack_model_runner.models.layer_norm_block import BlockNames
-from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder, read_rotary_decoder
+from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 class StableLM(LayerNormDecoder):
@@ -15,25 +18,18 @@ class StableLM(LayerNormDecoder):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
+        refuse_variant(config, "qk_layernorm")
         is_parallel = read_bool(config, "use_parallel_residual", False)
+        fields = DecoderFields(
+            num_kv_heads="num_key_value_heads", inner_size=("intermediate_size", read_int(config, "intermediate_size")),
+            max_model_len=("max_position_embeddings", 4096), activation=("hidden_act", "silu"),
+        )  # fmt: skip
         names = BlockNames(
-            attention_norm="input_layernorm",
-            mlp_norm=None if is_parallel else "post_attention_layernorm",
-            qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            attention_out="self_attn.o_proj",
-            mlp_in=("mlp.gate_proj", "mlp.up_proj"),
-            mlp_out="mlp.down_proj",
-        )
-        return read_rotary_decoder(
-            config,
-            names,
-            norm="model.norm",
-            max_model_len=4096,
-            partial_rotary_factor=0.25,
-            activation="silu",
-            inner_size=read_int(config, "intermediate_size"),
-            is_parallel=is_parallel,
-            has_qkv_bias=read_bool(config, "use_qkv_bias", False),
-            has_attention_out_bias=False,
-            has_mlp_bias=False,
-        )
+            "input_layernorm", None if is_parallel else "post_attention_layernorm", _QKV, "self_attn.o_proj",
+            ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj",
+        )  # fmt: skip
+        return read_decoder(
+            config, fields, names, tokens="model.embed_tokens", layers="model.layers.", norm="model.norm",
+            rotary_share=0.25, is_parallel=is_parallel, has_qkv_bias=read_bool(config, "use_qkv_bias", False),
+            has_attention_out_bias=False, has_mlp_bias=False,
+        )  # fmt: skip

@@ -16,9 +16,9 @@ def stage_slots(
     *,
     is_tied: bool,
 ) -> dict[str, WeightSlot]:
-    """Slots of a whole model; those of other stages read nothing, so that every rank checks the whole checkpoint.
+    """Slots of the whole model, so that every rank checks the whole checkpoint. Slots of other stages read nothing.
 
-    A tensor that several layers have is read where this stage has one of them.
+    A tensor that several layers share is read if this stage has one of these layers.
 
     Args:
         own: The stage.

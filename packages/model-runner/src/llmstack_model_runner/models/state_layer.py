@@ -55,18 +55,25 @@ class SplitConvolutions(HybridModel):
 
 
 def _join_convolutions(weights: Iterable[tuple[str, AnyWeight]]) -> Iterator[tuple[str, AnyWeight]]:
-    """The tensors, of which those of three convolutions of a layer come as one behind the last of them."""
+    """The tensors; the three convolutions of a layer are joined to one tensor, after the last of them was read."""
     prefix_to_taps: dict[str, dict[str, torch.Tensor]] = {}
     for name, weight in weights:
         found = _CONVOLUTION.fullmatch(name)
-        if found is None or isinstance(weight, AnyStoredWeight | UnreadWeight):
+        if found is None:
             yield name, weight
             continue
         prefix, letter = found.groups()
         taps = prefix_to_taps.setdefault(prefix, {})
-        taps[letter] = weight if isinstance(weight, torch.Tensor) else weight.read(None)
+        taps[letter] = _read_taps(name, weight)
         if len(taps) == len("qkv"):
             yield f"{prefix}conv1d.weight", torch.cat([taps[one] for one in "qkv"])
+
+
+def _read_taps(name: str, weight: AnyWeight) -> torch.Tensor:
+    read = weight.read() if isinstance(weight, UnreadWeight) else weight
+    if isinstance(read, AnyStoredWeight):
+        raise ValueError(f"{name[:128]} is quantized, and only supported in full precision.")
+    return read if isinstance(read, torch.Tensor) else read.read(None)
 
 
 def mix_layers(
@@ -80,7 +87,7 @@ def mix_layers(
 
 
 def mix_layer(settings_class: type[AnySettings], layer: LlamaLayerSettings, **own: Any) -> AnySettings:
-    """The settings of a layer as those of another kind, which has some of its own."""
+    """The settings of a layer as another class of settings, with the further fields in `own`."""
     return settings_class(**{field.name: getattr(layer, field.name) for field in fields(LlamaLayerSettings)}, **own)
 
 

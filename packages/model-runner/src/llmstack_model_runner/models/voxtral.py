@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 
 from llmstack_media import SoundProcessor
 from llmstack_model_runner.encoders.sound_encoder import SoundEncoder
+from llmstack_model_runner.encoders.two_linears import TwoLinears
 from llmstack_model_runner.encoders.whisper import FrameTower
-from llmstack_model_runner.layers import Linear
-from llmstack_model_runner.layers.linear import linear_activation
 from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_model_runner.models.sound_config import TowerFields, audio_fields, read_tower
 from llmstack_types import MediaItem
@@ -36,24 +35,10 @@ class VoxtralEncoder(SoundEncoder):
             raise ValueError(f"audio_config.intermediate_size must be {self._num_joined} times hidden_size.")
         if largest.num_units % tower.num_states:
             raise ValueError("audio_config.max_source_positions and chunk_length of the feature extractor differ.")
-        self._first, self._second = (
-            Linear(
-                inputs, {f"multi_modal_projector.{name}": text_size}, has_bias=False, dtype=dtype, device=device,
-                keeps_precision=True,
-            )
-            for inputs, name in ((tower.inner_size, "linear_1"), (text_size, "linear_2"))
-        )  # fmt: skip
-        self._activation = linear_activation(str(whole.get("projector_hidden_act") or "gelu"))
-        self._parts = (tower, self._first, self._second)
-
-    @classmethod
-    def of_sound(
-        cls, whole: Mapping[str, Any], text_size: int, processor: SoundProcessor, dtype: torch.dtype,
-        device: torch.device,
-    ) -> Self:  # fmt: skip
-        return cls(whole, text_size, processor, dtype, device)
+        self._project = TwoLinears(whole, tower.inner_size, text_size, dtype, device, has_bias=False)
+        self._parts = (tower, self._project)
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
         """One vector for every four states."""
         joined = self._tower.norm(state[0]).view(-1, self._num_joined * self._tower.size)
-        return self._second(self._first(joined, self._activation))
+        return self._project(joined)

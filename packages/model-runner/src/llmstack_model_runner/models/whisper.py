@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,11 +14,12 @@ from llmstack_model_runner.layers import WeightSlot
 from llmstack_model_runner.layers.adaptation import adapted
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
 from llmstack_model_runner.layers.cross_attention import CrossKVSpec, CrossNames
-from llmstack_model_runner.models.config_values import read_bool, read_head_dim, read_int, refuse
+from llmstack_model_runner.models.config_values import refuse
+from llmstack_model_runner.models.decoder_fields import DecoderFields, read_decoder
 from llmstack_model_runner.models.image_files import GENERATION_FILE
 from llmstack_model_runner.models.kv_spec import KVCaches
-from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings
 from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder, PositionTable
+from llmstack_model_runner.models.opt import NAMES
 from llmstack_model_runner.models.sound_config import TowerFields, read_tower
 from llmstack_model_runner.sampling.logits_processor import LogitsProcessor
 from llmstack_model_runner.sampling.speech_rules import SpeechRules
@@ -27,26 +29,21 @@ _ENCODER = TowerFields(
     ("d_model", 384), ("encoder_ffn_dim", 1536), ("encoder_layers", 4), ("encoder_attention_heads", 6),
     ("num_mel_bins", 80),
 )  # fmt: skip
-_EPS = 1e-5
-_NAMES = BlockNames(
-    attention_norm="self_attn_layer_norm",
-    mlp_norm="final_layer_norm",
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    attention_out="self_attn.out_proj",
-    mlp_in=("fc1",),
-    mlp_out="fc2",
-    cross=CrossNames(
-        norm="encoder_attn_layer_norm",
-        query="encoder_attn.q_proj",
-        key="encoder_attn.k_proj",
-        value="encoder_attn.v_proj",
-        out="encoder_attn.out_proj",
-    ),
-)
+_DECODER = DecoderFields(
+    size=("d_model", 384), num_layers=("decoder_layers", 4), num_heads=("decoder_attention_heads", 6),
+    inner_size=("decoder_ffn_dim", 1536), max_model_len=("max_target_positions", 448), vocab_size=("vocab_size", 51865),
+    eps=None, activation=("activation_function", "gelu"), is_tied=True,
+)  # fmt: skip
+_CROSS = CrossNames(
+    "encoder_attn_layer_norm", "encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj",
+    "encoder_attn.out_proj",
+)  # fmt: skip
 
 
 class Whisper(LayerNormDecoder):
     """`WhisperForConditionalGeneration`: Whisper tiny to large-v3, and those of English alone."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"proj_out.": "lm_head."}
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
@@ -64,28 +61,11 @@ class Whisper(LayerNormDecoder):
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
         refuse(config, "scale_embedding", False)
-        size, num_heads = read_int(config, "d_model", 384), read_int(config, "decoder_attention_heads", 6)
-        return DecoderSettings(
-            tokens=_PREFIX + "embed_tokens",
-            positions=PositionTable(_PREFIX + "embed_positions"),
-            layers=_PREFIX + "layers.",
-            norm=_PREFIX + "layer_norm",
-            vocab_size=read_int(config, "vocab_size", 51865),
-            max_model_len=read_int(config, "max_target_positions", 448),
-            num_layers=read_int(config, "decoder_layers", 4),
-            is_tied=read_bool(config, "tie_word_embeddings", True),
-            block=BlockSettings(
-                names=_NAMES,
-                hidden_size=size,
-                inner_size=read_int(config, "decoder_ffn_dim", 1536),
-                num_heads=num_heads,
-                num_kv_heads=num_heads,
-                head_dim=read_head_dim(size, num_heads),
-                eps=_EPS,
-                activation=str(config.get("activation_function") or "gelu"),
-                parts_without_bias=("self_attn.k_proj",),
-            ),
-        )
+        return read_decoder(
+            config, _DECODER, replace(NAMES, cross=_CROSS), tokens=_PREFIX + "embed_tokens", layers=_PREFIX + "layers.",
+            norm=_PREFIX + "layer_norm", positions=PositionTable(_PREFIX + "embed_positions"),
+            parts_without_bias=("self_attn.k_proj",),
+        )  # fmt: skip
 
     @property
     def vector_size(self) -> int | None:
@@ -98,9 +78,6 @@ class Whisper(LayerNormDecoder):
     def slots(self) -> dict[str, WeightSlot]:
         """Every stage has the encoder: its layers attend to what it makes."""
         return super().slots() | self._encoder.slots()
-
-    def rename(self, name: str) -> str:
-        return "lm_head.weight" if name == "proj_out.weight" else super().rename(name)
 
     def logits_processors(self, max_num_rows: int) -> Sequence[LogitsProcessor]:
         return [SpeechRules(self._speech_tokens, max_num_rows)]

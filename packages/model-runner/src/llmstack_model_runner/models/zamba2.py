@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -80,6 +80,8 @@ class StateHalfSettings(StateLayerSettings):
 class Zamba2(HybridModel):
     """`Zamba2ForCausalLM`; its state spaces are those of Bamba."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"final_layernorm.": "norm."}
+
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
         self._embedded = EmbeddedTokens()
@@ -117,10 +119,6 @@ class Zamba2(HybridModel):
         plain = settings.layers[0]
         layer = plain if read_bool(config, "use_mem_rope", False) else replace(plain, rope=None)
         return replace(settings, layers=_read_layers(config, layer))
-
-    def rename(self, name: str) -> str:
-        """The name that the Llama family has for the last norm."""
-        return super().rename(name).replace("final_layernorm.", "norm.")
 
     def is_ignored(self, name: str) -> bool:
         """Copies of a shared block under the names of its later uses, too."""

@@ -10,14 +10,13 @@ import torch
 from llmstack_kernels.activation import gelu
 from llmstack_model_runner.layers import (
     Attention,
-    AttentionPlans,
     Linear,
     RMSNorm,
     RotaryEmbedding,
     WeightSlot,
     collect_slots,
 )
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, LayerCache
+from llmstack_model_runner.layers.attention_metadata import LayerOutput, LayerStep
 from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.mixer import Mixer
@@ -186,20 +185,12 @@ class SharedUse:
         """None: no checkpoint has scales of keys and values for each use."""
         return {}
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,  # None before the first layer
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
         """The block's output, projected, and the residual with `hidden` in it."""
         residual = hidden if residual is None else hidden + residual
         block = self._block
         normed = block.norm(torch.cat([residual, self._embedded.vectors], -1))
-        attended = block.out(self._attend(normed, positions, kv_cache, metadata, plans))
+        attended = block.out(self._attend(normed, step))
         normed = block.inner_norm(attended)
         gates, ups = block.gate_up(normed, residual=self._inner_adapter(normed)).chunk(2, dim=-1)
         return self._project(block.down(gelu(gates.contiguous()) * ups)), residual
@@ -207,18 +198,15 @@ class SharedUse:
     def _attend(
         self,
         x: torch.Tensor,  # [num_tokens, 2 * hidden_size]
-        positions: torch.Tensor,
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
+        step: LayerStep,
     ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim]
         qkv = self._block.qkv(x, residual=None if self._adapter is None else self._adapter(x))
         query, key, value = (
             part.view(len(part), -1, self._settings.head_dim) for part in qkv.split(self._sizes, dim=-1)
         )
         if self._rotate is None:
-            return self._attention(query, key, value, kv_cache, metadata, plans)
-        return self._attention.rotate_and_attend(self._rotate, positions, query, key, value, kv_cache, metadata, plans)
+            return self._attention(query, key, value, step)
+        return self._attention.rotate_and_attend(self._rotate, query, key, value, step)
 
 
 class StateHalf:
@@ -235,17 +223,9 @@ class StateHalf:
         """None: there are no keys and values to scale."""
         return {}
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        residual: torch.Tensor | None,  # None before the first layer
-        positions: torch.Tensor,  # [num_tokens]
-        kv_cache: LayerCache,
-        metadata: AttentionMetadata,
-        plans: AttentionPlans,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
         """The state space's output, and the residual that the next norm adds it to."""
         before = residual
         normed, residual = self._norm.add(hidden, residual)
-        mixed = self._mixer(normed, positions, kv_cache, metadata, plans)
+        mixed = self._mixer(normed, step)
         return mixed, before if self._is_behind_block and before is not None else residual

@@ -1,4 +1,4 @@
-"""Random draws, by temperature, top-n-sigma, min-p, typical-p, top-k and top-p."""
+"""Random draws, by temperature, the samplers of likely tokens, and infill."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from llmstack_kernels.draw_tokens import DrawParameters, draw_tokens, has_kernel
 from llmstack_model_runner.sampling import multinomial
 from llmstack_model_runner.sampling.fast_cpu import at_least, exponentiate, keep_where
+from llmstack_model_runner.sampling.infill import infill_mask
 from llmstack_model_runner.sampling.metadata import RandomRows
 from llmstack_model_runner.sampling.near_best import near_best_mask
 from llmstack_model_runner.sampling.random import uniforms
@@ -33,7 +34,7 @@ def draw(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.
         best: Largest logit of each row. [num_rows]
         random: Parameters; rows are those of `logits`.
     """
-    logits = _masked(logits, best, random)
+    logits, random = _masked(logits, best, random)
     if not has_kernel(logits.device.type):
         return draw_in_groups(logits, best, random)
     columns = (random.rows, random.temperature, random.min_p, random.top_k, random.top_p)
@@ -43,7 +44,7 @@ def draw(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.
 
 
 def draw_in_groups(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """`draw` by PyTorch, on any device, of rows without top-n-sigma and typical-p.
+    """`draw` by PyTorch, on any device, of rows without top-n-sigma, typical-p and infill.
 
     A row is drawn from the whole vocabulary, from its top-k candidates, or from its nucleus. The choice depends on the
     row's parameters alone.
@@ -62,7 +63,8 @@ def draw_in_groups(logits: torch.Tensor, best: torch.Tensor, random: RandomRows)
 
 def probabilities(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
     """The distributions that `draw` uses: float32 [num_random_rows, vocab_size]."""
-    group = RandomGroup.make(_masked(logits, best, random), best, random)
+    logits, random = _masked(logits, best, random)
+    group = RandomGroup.make(logits, best, random)
     weights = group.weights(group.logits)
     if (random.top_k < logits.shape[-1]).any() or (random.top_p < 1.0).any():
         keep_where(weights, top_k_top_p_mask(weights, group.top_k, group.top_p))
@@ -121,11 +123,17 @@ def _draw_whole(group: RandomGroup) -> torch.Tensor:
     return multinomial.invert(group.weights(group.logits), group.uniforms)
 
 
-def _draw_top_k(group: RandomGroup) -> torch.Tensor:
+def _best_candidates(group: RandomGroup) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The best tokens of each row, their weights, the sums of these, and how many top-k and top-p leave."""
     values, token_ids = exact_top_k(group.logits, group.max_top_k)
-    cumulative = group.weights(values).cumsum(dim=-1, dtype=torch.float64)
+    weights = group.weights(values)
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative.gather(-1, (group.top_k - 1)[:, None]).squeeze(-1)
-    kept = num_kept(cumulative, group.top_k, group.top_p, total)
+    return token_ids, weights, cumulative, num_kept(cumulative, group.top_k, group.top_p, total)
+
+
+def _draw_top_k(group: RandomGroup) -> torch.Tensor:
+    token_ids, _, cumulative, kept = _best_candidates(group)
     chosen = multinomial.invert_prefix(cumulative, kept, group.uniforms)
     return token_ids.gather(-1, chosen[:, None]).squeeze(-1)
 
@@ -148,8 +156,11 @@ def _draw_nucleus(group: RandomGroup) -> torch.Tensor:
     return result
 
 
-def _masked(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """The logits with minus infinity outside of what top-n-sigma and typical-p keep; a copy if a row has one."""
+def _masked(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> tuple[torch.Tensor, RandomRows]:
+    """The logits with minus infinity outside of what top-n-sigma, typical-p and infill keep; a copy if a row has one.
+
+    Infill comes after min-p, top-k and top-p, which its rows no longer have in the parameters that are returned.
+    """
     given = logits
     for is_chosen, mask in ((random.top_n_sigma > 0.0, _near_best), (random.typical_p < 1.0, _typical)):
         chosen = np.flatnonzero(is_chosen)
@@ -160,7 +171,15 @@ def _masked(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> tor
             group = RandomGroup.make(logits, best, part)
             kept = mask(group, part)
             logits[torch.from_numpy(part.rows).to(logits.device)] = group.logits.masked_fill(~kept, -torch.inf)
-    return logits
+    chosen = np.flatnonzero(random.infill_rules.astype(np.bool_))
+    if not len(chosen):
+        return logits, random
+    if logits is given:
+        logits = logits.clone()
+    for chunk in _chunks(chosen, logits.shape[-1]):
+        part = random.select(chunk)
+        logits[torch.from_numpy(part.rows).to(logits.device)] = _infilled(RandomGroup.make(logits, best, part), part)
+    return logits, random.without_limits(chosen, logits.shape[-1])
 
 
 def _near_best(group: RandomGroup, random: RandomRows) -> torch.Tensor:
@@ -169,6 +188,16 @@ def _near_best(group: RandomGroup, random: RandomRows) -> torch.Tensor:
 
 def _typical(group: RandomGroup, random: RandomRows) -> torch.Tensor:
     return typical_mask(group.weights(group.logits), torch.from_numpy(random.typical_p).to(group.logits.device))
+
+
+def _infilled(group: RandomGroup, random: RandomRows) -> torch.Tensor:
+    """The logits of the group with minus infinity outside of what infill keeps of its candidates."""
+    token_ids, weights, _, num_candidates = _best_candidates(group)
+    weights[torch.arange(weights.shape[-1], device=weights.device) >= num_candidates[:, None]] = 0.0
+    kept, is_single = infill_mask(token_ids, weights, group.logits, random.infill_rules.tolist())
+    # The only token of a row may be so far below the best one that its weight would be 0.
+    logits = torch.where(is_single[:, None], group.best, group.logits)
+    return logits.masked_fill(~kept, -torch.inf)
 
 
 def _chunks(index: npt.NDArray[np.int64], vocab_size: int) -> Iterator[npt.NDArray[np.int64]]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llmstack_model_runner.lean_torch import import_parts
 from llmstack_types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -169,7 +170,10 @@ def load_logits_processors(names: Sequence[str]) -> list[LogitsProcessorType]:
         LogitsProcessorError: A class cannot be imported or is not a logits processor.
     """
     installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)
-    return [_load(name) for name in (*(entry.value for entry in installed), *names)]
+    every = [*(entry.value for entry in installed), *names]
+    if every:
+        import_parts()
+    return [_load(name) for name in every]
 
 
 def _load(name: str) -> LogitsProcessorType:

@@ -12,9 +12,7 @@ import torch
 from llmstack_model_runner.sampling.fast_cpu import count_above
 from llmstack_model_runner.sampling.top_k_top_p import exact_top_k
 from llmstack_types import TokenLogprobs
-
-MIN_LOGPROB = -9999.0
-"""Replaces minus infinity, which JSON does not have."""
+from llmstack_types.engine_core import MIN_LOGPROB
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,7 @@ def gather_logprobs(
     chosen_token_ids: torch.Tensor,
     num_top: Sequence[int],
     wanted: Mapping[int, npt.NDArray[np.int64]] | None = None,
+    taken: Sequence[int] = (),
 ) -> LogprobsTensors:
     """Log-softmax of each row at the chosen token and at its `num_top` most likely tokens; -1 means all.
 
@@ -82,10 +81,13 @@ def gather_logprobs(
         chosen_token_ids: int64 [num_positions]
         num_top: Number of tokens for each position.
         wanted: Position to the tokens that it reports in place of the most likely ones.
+        taken: Positions whose logits are log-probabilities already, which need not sum to 1.
     """
     vocab_size = logits.shape[-1]
     num_top = [vocab_size if num < 0 else min(num, vocab_size) for num in num_top]
     logprobs = logits.log_softmax(dim=-1)
+    if taken:
+        logprobs[taken] = logits[taken]
     chosen = logprobs.gather(-1, chosen_token_ids[:, None])
     width = max(num_top, default=0)
     top_logprobs, top_token_ids = exact_top_k(logprobs, width) if width else _no_top(logprobs)

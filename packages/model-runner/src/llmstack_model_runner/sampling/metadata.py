@@ -23,6 +23,7 @@ class RandomRows:
     Attributes:
         rows: Rows of the logits.
         top_k: At least 1; the vocabulary size if disabled.
+        infill_rules: An `InfillRule` of each row with `infill`; None of the others.
         output_indices: Number of tokens that each request has generated before this one.
     """
 
@@ -33,12 +34,19 @@ class RandomRows:
     min_p: npt.NDArray[np.float32]
     typical_p: npt.NDArray[np.float64]
     top_n_sigma: npt.NDArray[np.float64]
+    infill_rules: npt.NDArray[np.object_]
     seeds: npt.NDArray[np.uint64]
     output_indices: npt.NDArray[np.int64]
 
     def select(self, index: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> RandomRows:
         """The parameters of some of these rows."""
         return RandomRows(*[getattr(self, one.name)[index] for one in fields(self)])
+
+    def without_limits(self, index: npt.NDArray[np.int64], vocab_size: int) -> RandomRows:
+        """The same parameters, with min-p, top-k and top-p off for the rows at `index`."""
+        top_k, top_p, min_p = self.top_k.copy(), self.top_p.copy(), self.min_p.copy()
+        top_k[index], top_p[index], min_p[index] = vocab_size, 1.0, 0.0
+        return replace(self, top_k=top_k, top_p=top_p, min_p=min_p)
 
     def at_temperature_one(self) -> RandomRows:
         """The same parameters for logits that are already divided by their temperature."""
@@ -63,6 +71,7 @@ class SamplingMetadata:
         logprobs: (row, number of most likely tokens) of rows that report log-probabilities.
         logprob_token_ids: Tokens that a row reports in place of the most likely ones.
         forced: The only tokens that their rows may get.
+        beams: Rows of beams, which report log-probabilities.
         processors: Custom logits processors, notified of all rows.
         processor_rows: Requests of the logits' rows, for the processors; None if there are no processors.
     """
@@ -76,6 +85,7 @@ class SamplingMetadata:
     logprobs: Sequence[tuple[int, int]] = ()
     logprob_token_ids: Mapping[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     forced: TokenEntries | None = None
+    beams: Sequence[int] = ()
     processors: LogitsProcessors | None = None
     processor_rows: LogitsRows | None = None
 

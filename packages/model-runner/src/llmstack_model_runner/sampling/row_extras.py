@@ -29,6 +29,7 @@ class RowExtras:
     bad_sequences: Sequence[tuple[int, ...]]
     ngram_size: int
     thinking: ThinkingLimit | None
+    is_beam: bool
 
     @staticmethod
     def of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> RowExtras | None:
@@ -60,6 +61,7 @@ class RowExtras:
             bad_sequences=[one for one in bad if len(one) > 1],
             ngram_size=params.no_repeat_ngram_size,
             thinking=thinking,
+            is_beam=params.use_beam_search,
         )
 
 
@@ -77,6 +79,7 @@ class BatchExtras:
     bad_words: BadWords | None = None
     ngram_sizes: Sequence[tuple[int, int]] = ()
     thinking: Sequence[tuple[int, ThinkingLimit]] = ()
+    beams: Sequence[int] = ()
 
     @staticmethod
     def of(rows: Mapping[int, RowExtras], num_rows: int) -> BatchExtras:
@@ -97,6 +100,7 @@ class BatchExtras:
             bad_words=BadWords.of(sequences) if sequences else None,
             ngram_sizes=[(row, one.ngram_size) for row, one in rows.items() if one.ngram_size],
             thinking=[(row, one.thinking) for row, one in rows.items() if one.thinking is not None],
+            beams=[row for row, one in rows.items() if one.is_beam],
         )
 
     def masked_tokens(

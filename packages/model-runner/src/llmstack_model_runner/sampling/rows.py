@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmstack_model_runner.sampling.bitmask import TokenBitmask
+from llmstack_model_runner.sampling.infill import InfillRule, TokenTexts
 from llmstack_model_runner.sampling.logit_masks import IntArray
 from llmstack_model_runner.sampling.logits_processor import LogitsProcessors, LogitsRows
 from llmstack_model_runner.sampling.metadata import RANDOM_PARAMETERS, RandomRows, SamplingMetadata
@@ -26,6 +27,7 @@ class SamplingRows:
 
     Attributes:
         penalties: The penalties of the rows; they count every generated token.
+        texts: What tokens stand for, for rows with `infill`; the owner sets it.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class SamplingRows:
         self._has_processors = bool(self._processors)
         # Parameters of `SamplingParams` by the names that both classes have.
         self._parameters = {name: np.zeros(max_num_rows, dtype=dtype) for name, dtype in RANDOM_PARAMETERS.items()}
+        self.texts = TokenTexts()
+        self._infill_rules = np.full(max_num_rows, None, dtype=np.object_)
         self._seeds = np.zeros(max_num_rows, dtype=np.uint64)
         self._num_prompt_tokens = np.zeros(max_num_rows, dtype=np.int64)
         self.penalties = PenaltyRows(token_ids, vocab_size)
@@ -75,6 +79,7 @@ class SamplingRows:
         smallest = float(np.finfo(np.float32).tiny)
         self._parameters["temperature"][row] = 0.0 if params.is_greedy else max(params.temperature, smallest)
         self._parameters["top_k"][row] = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        self._infill_rules[row] = InfillRule.of(params, eos_token_ids, self.texts)
         self._seeds[row] = seeds_array([params.seed or 0])[0]
         self._num_prompt_tokens[row] = num_prompt_tokens
         self.penalties.set_row(row, params, token_ids, num_prompt_tokens, placeholders)
@@ -125,6 +130,7 @@ class SamplingRows:
                 logprobs=extras.logprobs,
                 logprob_token_ids=extras.logprob_token_ids,
                 forced=extras.forced_tokens(self._token_ids, rows, num_known, output_indices),
+                beams=extras.beams,
             )
         if self._has_processors:
             self._processors.update()
@@ -154,6 +160,7 @@ class SamplingRows:
         return RandomRows(
             rows=chosen,
             **{name: column[rows] for name, column in self._parameters.items()},
+            infill_rules=self._infill_rules[rows],
             seeds=self._seeds[rows],
             output_indices=output_indices[chosen],
         )

@@ -59,6 +59,9 @@ class Sampler:
     penalties (repetition, frequency, presence), and forced tokens (the end of reasoning). Greedy rows then take the
     argmax. Random rows go on with temperature, argmax-invariant custom processors, min-p, typical-p, top-k, top-p and
     the draw.
+
+    Of a beam the same stages change log-probabilities in place of logits, as in transformers. It reports what they make
+    of them, so that its likeliest tokens are all allowed.
     """
 
     def __init__(self, logprobs_mode: str = "raw_logprobs") -> None:
@@ -83,6 +86,9 @@ class Sampler:
             greedy: The argmax of the logits, if it is known; overwritten.
         """
         logprob_rows, wanted = [row for row, _ in metadata.logprobs], metadata.logprob_token_ids
+        beams = metadata.beams if metadata.has_changes else ()
+        if beams:
+            logits[beams] = logits[beams].log_softmax(dim=-1)
         raw = logits[logprob_rows] if logprob_rows and self._is_raw else None
         processed = process_logits(logits, metadata, greedy)
         token_ids = processed.token_ids
@@ -91,11 +97,16 @@ class Sampler:
             token_ids[rows] = draw(processed.logits, processed.best, processed.random)
         if not logprob_rows:
             return SamplerOutput(_marked(token_ids, processed), processed.is_good)
+        reported = _processed_logits(processed, logprob_rows) if raw is None else raw
+        taken = [logprob_rows.index(row) for row in beams]
+        if taken:
+            reported[taken] = processed.logits[beams]
         logprobs = gather_logprobs(
-            _processed_logits(processed, logprob_rows) if raw is None else raw,
+            reported,
             token_ids[logprob_rows],
             [num_top for _, num_top in metadata.logprobs],
             {index: ids for index, row in enumerate(logprob_rows) if (ids := wanted.get(row)) is not None},
+            taken,
         )
         return SamplerOutput(_marked(token_ids, processed), processed.is_good, tuple(logprob_rows), logprobs)
 

@@ -1,4 +1,4 @@
-"""The budget of reasoning: where it is spent, the tokens that end it are forced."""
+"""Budget of reasoning tokens: once spent, the end of the reasoning is forced."""
 
 from __future__ import annotations
 

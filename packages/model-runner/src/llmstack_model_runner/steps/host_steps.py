@@ -37,7 +37,7 @@ from llmstack_types import SchedulerOutput
 
 @dataclass(frozen=True, slots=True)
 class _UnsampledStep:
-    """A step that another stage samples: its rows, who had them, and which of them sample."""
+    """A step that the last stage samples: its rows, their requests, and the rows that are sampled."""
 
     rows: IntArray
     generations: IntArray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -251,7 +252,7 @@ class InputBatch:
         return Reservation(rows, columns, self.generations[rows])
 
     def fill(self, reservation: Reservation, token_ids: IntArray) -> None:
-        """Writes tokens to their reserved places; rows that have another request by now are skipped."""
+        """Writes tokens to their reserved places, except in rows that belong to another request by now."""
         is_same = self.generations[reservation.rows] == reservation.generations
         rows, token_ids = reservation.rows[is_same], token_ids[is_same]
         self.token_ids[rows, reservation.columns[is_same]] = token_ids
@@ -276,9 +277,8 @@ class InputBatch:
             )
         if request.lora_name is not None and (self._adapters is None or request.lora_name not in self._adapters):
             raise InputBatchError(f"request {request_id!r} names adapter {request.lora_name!r}, which is not loaded")
-        token_ids = np.asarray(request.token_ids, dtype=np.int64)
         # A single id out of range would fail the whole step in the embedding.
-        if int(token_ids.min()) < 0 or int(token_ids.max()) >= self._vocab_size:
+        if (token_ids := _within(request.token_ids, self._vocab_size)) is None:
             raise InputBatchError(f"request {request_id!r} has a token id outside [0, {self._vocab_size})")
         return token_ids
 
@@ -362,6 +362,15 @@ class InputBatch:
             f" {int(step.num_computed_tokens[index])} on, but has {int(self.num_tokens[row])} tokens and blocks for"
             f" {int(self.num_row_blocks[row]) * self.block_size}"
         )
+
+
+def _within(token_ids: list[int], vocab_size: int) -> IntArray | None:
+    """The ids as an array; None where one is out of [0, `vocab_size`)."""
+    try:
+        found = np.asarray(array("I", token_ids))  # a third of what numpy takes for a list
+    except OverflowError:
+        return None
+    return found.astype(np.int64) if int(found.max()) < vocab_size else None
 
 
 def _placeholders(request: NewRequest) -> list[range]:

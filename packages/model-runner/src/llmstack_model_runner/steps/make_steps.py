@@ -46,8 +46,9 @@ def make_steps(
     if isinstance(model, CausalLM) and has_device_rows(model, device, runtime):
         runtime = runtime or CudaRuntime(device)
         return DeviceSteps(model, batch, kv_caches, sampler, runtime, config, timing, find_vectors, adapters, heads)
-    # A replay gives no states between layers, which EAGLE 3 reads.
-    is_capturing = device.type == "cpu" and not config.enforce_eager and config.draft_head != "eagle3"
+    # A replay gives no states between layers, which EAGLE 3 and DFlash read.
+    reads_layers = config.draft_head in ("eagle3", "dflash")
+    is_capturing = device.type == "cpu" and not config.enforce_eager and not reads_layers
     return HostSteps(
         model, batch, kv_caches, sampler, device, timing, find_vectors, heads=heads,
         max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,

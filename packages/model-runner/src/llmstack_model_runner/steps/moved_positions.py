@@ -1,4 +1,4 @@
-"""Positions of tokens that are not their places, behind pictures."""
+"""Positions of tokens behind pictures, which differ from their places: M-RoPE."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class StepRecovery:
     ) -> PendingStep | SettledStep:
         """Computes a step of at least one row; a row that cannot be computed has an error.
 
-        `failures`: Indices of rows that are not to be computed, to the text of their error.
+        `failures`: Row index to error text, for rows that have failed before the step.
 
         Raises:
             Exception: As `compute`, where no further step can be right: a failed device, or an inconsistent step.

@@ -90,7 +90,7 @@ def _follow(pairs: Iterable[tuple[int, int]], sources: _Ages, destinations: _Age
 
 
 def _read(batch: InputBatch, step: StepRows, index: int) -> list[int]:
-    """The blocks that a row reads and that were written before; what a window has passed belongs to others by now."""
+    """The blocks that a row reads and that were written before, without blocks that a sliding window has passed."""
     num_tokens = int(step.num_computed_tokens[index])
     end = -(-max(num_tokens, int(batch.num_held_tokens[step.rows[index]])) // batch.block_size)
     block_ids: list[int] = []

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from llmstack_model_files import check_safetensors, gguf_weights, read_ahead, safetensors_files
+from llmstack_model_files import (
+    check_safetensors,
+    gguf_weights,
+    has_own_names,
+    read_ahead,
+    read_json,
+    safetensors_files,
+)
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
+from llmstack_model_runner.checkpoint_formats.mistral import MistralForm
 from llmstack_model_runner.device.host_limits import available_memory_bytes
 from llmstack_model_runner.layers.packing import PackedWeights, packed_linears
-from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart
-from llmstack_model_runner.models.base import Loadable
+from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart, WeightSlot
+from llmstack_model_runner.models.base import Loadable, SlotFilling
 from llmstack_model_runner.packed_files import SHARE_OF_MEMORY
 from llmstack_model_runner.progress_bar import with_progress
 from llmstack_model_runner.weights.dummy import dummy_weights
@@ -64,6 +74,26 @@ def load_weights(
     logger.info("weights loaded in %.2f s (%s, %s)", time.perf_counter() - started_s, load_format, kind)
 
 
+def read_without_keeping(model: Loadable, folder: str | Path) -> None:
+    """Reads all weights of a folder as `load_weights` does, and keeps none: the model stays as it is.
+
+    Raises:
+        ValueError: Tensors are missing, of a wrong shape, quantized, or not finite.
+        llmstack_model_files.ModelFilesError: There are no weights, or a file is damaged.
+    """
+    slots, optional = (
+        {name: _read_only(slot) for name, slot in found.items()} for found in (model.slots(), model.optional_slots())
+    )
+    filling = SlotFilling(model, slots, optional)
+    for name, weight in _weights(model, Path(folder), "auto", 0, None, None, None):
+        filling.take(name, weight)
+    filling.finish()
+
+
+def _read_only(slot: WeightSlot) -> WeightSlot:
+    return replace(slot, load=lambda tensor: None, load_stored=None, load_table=None, part=None, skip=None)
+
+
 def _weights(
     model: Loadable,
     model_path: Path,
@@ -84,7 +114,10 @@ def _weights(
         paths = safetensors_files(model_path)
         if packed is None or not packed.is_hit:
             read_ahead(paths, (available_memory_bytes() or 0) // SHARE_OF_MEMORY)
-        return _read_safetensors(paths) if checkpoint_format is None else _read_quantized(paths, checkpoint_format)
+        form = MistralForm.of(read_json(model_path, "config.json")) if has_own_names(model_path) else None
+        if checkpoint_format is None:
+            return _read_safetensors(paths, form)
+        return _read_quantized(paths, checkpoint_format, form)
     *others, last = words_of(LoadFormat)
     raise ValueError(f"load format {load_format[:64]!r} is unknown; {', '.join(others)} and {last} are known.")
 
@@ -92,38 +125,45 @@ def _weights(
 class _FileTensor:
     """A tensor of a safetensors file, of which only what is asked for is read."""
 
-    def __init__(self, file: Any, name: str) -> None:  # safe_open has no types
-        self._file, self._name = file, name
+    def __init__(self, file: Any, name: str, order: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        """`file`: Of `safe_open`, which has no types. `order`: Puts the rows into the order that is read."""
+        self._file, self._name, self._order = file, name, order
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self._file.get_slice(self._name).get_shape())
 
     def read(self, part: WeightPart | None) -> torch.Tensor:
+        if self._order is not None:  # a part's rows may be anywhere
+            whole = self._order(self._file.get_tensor(self._name))
+            return whole if part is None else part.read(whole)
         tensor: torch.Tensor = (
             self._file.get_tensor(self._name) if part is None else part.read(self._file.get_slice(self._name))
         )
         return tensor
 
 
-def _read_safetensors(paths: list[Path]) -> Iterator[tuple[str, FileTensor]]:
+def _read_safetensors(paths: list[Path], form: MistralForm | None) -> Iterator[tuple[str, FileTensor]]:
     for path in paths:
         check_safetensors(path)
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                    yield name, _FileTensor(file, name)
+                    if form is None:
+                        yield name, _FileTensor(file, name)
+                    else:
+                        yield form.name(name), _FileTensor(file, name, form.order(name))
         except SafetensorError as error:
             raise ValueError(f"{path.name} cannot be read as safetensors.") from error
 
 
 def _read_quantized(
-    paths: list[Path], checkpoint_format: CheckpointFormat
+    paths: list[Path], checkpoint_format: CheckpointFormat, form: MistralForm | None
 ) -> Iterator[tuple[str, torch.Tensor | UnreadWeight]]:
     """As `_read_safetensors`, with one weight for the tensors of each quantized layer, which several files may have."""
     from llmstack_model_runner.checkpoint_formats.read import read_quantized
 
-    name_to_file: dict[str, Any] = {}
+    name_to_tensor: dict[str, Callable[[], torch.Tensor]] = {}
     for path in paths:
         check_safetensors(path)
         try:
@@ -131,7 +171,9 @@ def _read_quantized(
         except SafetensorError as error:
             raise ValueError(f"{path.name} cannot be read as safetensors.") from error
         for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-            if name in name_to_file:
+            known = name if form is None else form.name(name)
+            if known in name_to_tensor:
                 raise ValueError(f"{path.name}: the tensor {name[:128]} is in another file too.")
-            name_to_file[name] = file
-    yield from read_quantized(checkpoint_format, [*name_to_file], lambda name: name_to_file[name].get_tensor(name))
+            tensor = _FileTensor(file, name, None if form is None else form.order(name))
+            name_to_tensor[known] = partial(tensor.read, None)
+    yield from read_quantized(checkpoint_format, [*name_to_tensor], lambda name: name_to_tensor[name]())

@@ -1,6 +1,6 @@
 """A cache of packed weights in files, so that they are packed once.
 
-Its folder is one that only its owner may enter. A file is read into memory of the process.
+Only the owner of its folder may enter it. A file is read into memory of the process.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def kept_weights(
     """
     version = packing_version(device.type) if device.type == "cpu" else ""
     # A user without a home has no folder of their own.
-    if not config.pack_cache or not version or config.load_format == "dummy" or not cache_folder().is_absolute():
+    is_lasting = config.load_format != "dummy" and not config.weights_path  # weights in place of others are soon gone
+    if not config.pack_cache or not version or not is_lasting or not cache_folder().is_absolute():
         yield None
         return
 
@@ -105,7 +106,7 @@ def kept_weights(
 
 
 class PackCache:
-    """The packed weights of one model: those of a file, and those that are to become one.
+    """The packed weights of one model: read from a cache file, or collected to write one.
 
     It never fails a start: what cannot be read is packed again, and what cannot be written is not kept.
     """
@@ -263,7 +264,7 @@ def make_own_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
-    """Waits for other processes that write there, such as other ranks, so that all see the same room."""
+    """Waits for other processes that write into the folder, such as other ranks, which use up its space."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

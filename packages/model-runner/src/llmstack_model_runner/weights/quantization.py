@@ -16,6 +16,7 @@ from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.models.base import Model
 
 _DYNAMIC = (INT8_DYNAMIC, INT4_DYNAMIC)
+_LAYOUT_TO_NAME = {"table4": "table4 other than MXFP4"}
 
 
 def describe_quantization(
@@ -24,7 +25,8 @@ def describe_quantization(
     """The scheme or format, with a note if it saves neither memory nor time; empty for weights in full precision."""
     name = str(dtype).removeprefix("torch.")
     if checkpoint_format is not None:
-        widened = [layout for layout in STORED_LAYOUTS if not computes_stored(dtype, device.type, layout)]
+        others = [layout for layout in STORED_LAYOUTS if not computes_stored(dtype, device.type, layout)]
+        widened = [_LAYOUT_TO_NAME.get(layout, layout) for layout in others]
         note = f", widened to {name} where stored as {' or '.join(widened)}" if widened else ""
         inputs = f", inputs rounded by {scheme}" if scheme else ""
         return f"{checkpoint_format.method} of the checkpoint{inputs}{note}"
@@ -49,7 +51,7 @@ def num_weight_bytes(
 
 
 def scheme_on(device: torch.device, scheme: str | None, option: str | None) -> str | None:
-    """The scheme that the device computes. That of GGUF files, which no `option` names, is one of CPUs.
+    """The scheme that the device computes. The scheme of GGUF files, which no `option` names, is for CPUs alone.
 
     Raises:
         ValueError: The device does not compute the scheme that `option` names.

@@ -54,7 +54,7 @@ def read_served_config(
         bits_per_weight(scheme)  # refuses a name that it does not know
     is_native = any(name in ARCHITECTURES for name in (found.get("architectures") or [])[:1])
     if is_native and config.load_format != "dummy" and not files:
-        found = untied_if_different(found, folder)
+        found = untied_if_different(found, Path(config.weights_folder))
     found = with_generation_file(found, folder)
     found = with_image_files(
         found, folder, is_text_only=config.language_model_only, is_native_only=config.model_impl == "llmstack"

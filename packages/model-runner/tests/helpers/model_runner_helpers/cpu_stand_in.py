@@ -52,6 +52,9 @@ class CpuStandIn:
         """The values appear when they are waited for."""
         return _StandInFetched(tensors)
 
+    def release_cached_memory(self) -> None:
+        """PyTorch keeps none on a CPU."""
+
     def capture(self, work: Callable[[], None]) -> Graph:
         """Executes the work once, and again while its operations are noted."""
         work()

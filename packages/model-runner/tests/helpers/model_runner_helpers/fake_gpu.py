@@ -43,6 +43,9 @@ class FakeRuntime:
         """Zeros."""
         return _Over([_zeros_on_host(tensor, {}) for tensor in tensors])
 
+    def release_cached_memory(self) -> None:
+        """There is none."""
+
     def capture(self, work: Callable[[], None]) -> _Over:
         """Runs the work twice, the second time where waiting is an error."""
         work()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -109,3 +109,18 @@ class PagedHarness:
         if index == len(table):
             table.append(self._free_block_ids.pop())
         return table[index] * self._block_size + offset
+
+
+def check_neighbours(
+    harness: PagedHarness,
+    tokens: Sequence[int],
+    expected: torch.Tensor,  # [len(tokens), vocab_size]
+    close: Callable[[torch.Tensor, torch.Tensor], None],
+) -> None:
+    """Three requests with these tokens, in chunks, whole and in decodes beside one another, have their logits."""
+    close(harness.step([("a", tokens[:1]), ("b", tokens[:11])]), torch.cat((expected[:1], expected[:11])))
+    both = torch.cat((expected[11:12], expected[1:8], expected))
+    close(harness.step([("b", tokens[11:12]), ("a", tokens[1:8]), ("c", tokens)]), both)
+    for position in range(12, len(tokens)):
+        rows = [("a", [tokens[position - 4]]), ("b", [tokens[position]])]
+        close(harness.step(rows), expected[[position - 4, position]])

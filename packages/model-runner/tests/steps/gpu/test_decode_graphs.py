@@ -10,9 +10,9 @@ import pytest
 import torch
 from model_runner_helpers.ahead_driver import AheadDriver
 from model_runner_helpers.cpu_stand_in import CpuStandIn
+from model_runner_helpers.device_runners import needs_native_kernels
 
 from llmstack_kernels.graph_safety import no_host_synchronisation
-from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.device.runtime import Graph, GraphCaptureError
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.steps.gpu.decode_graphs import decode_sizes
@@ -23,19 +23,20 @@ NUM_BLOCKS = 32
 GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams(temperature=1.0, seed=3)
 
-needs_native_kernels = pytest.mark.skipif(
-    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
-)
+needs_native_kernels = needs_native_kernels
 
 
 def test_sizes_are_dense_where_a_row_counts_and_end_at_the_most_there_can_be() -> None:
     assert decode_sizes(1) == [1]
     assert decode_sizes(3) == [1, 2, 3]
     assert decode_sizes(20) == [1, 2, 4, 8, 16, 20]
-    assert decode_sizes(256)[-3:] == [240, 248, 256]
-    assert decode_sizes(300)[-4:] == [256, 272, 288, 300]
-    assert decode_sizes(10_000)[-1] == 512
-    assert len(decode_sizes(10_000)) == 51
+    assert decode_sizes(100)[-6:] == [48, 56, 64, 80, 96, 100]
+    assert decode_sizes(300)[-4:] == [192, 224, 256, 300]
+    sizes = decode_sizes(10_000)
+    assert sizes[-1] == 512
+    assert len(sizes) == 23
+    for num_rows in range(33, 513):
+        assert min(size for size in sizes if size >= num_rows) <= 1.25 * num_rows
 
 
 def test_given_sizes_are_used_up_to_the_number_of_rows() -> None:
@@ -83,24 +84,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_native_kernels
-def test_the_start_captures_the_largest_size_and_powers_of_two_and_others_wait_for_their_first_step(
-    folder: Path,
-) -> None:
-    runner = start(folder, CpuStandIn(), max_num_seqs=30)  # 1, 2, 4, 8, 16, 30 of two kinds; 2 with masks
-    assert runner.backends()["decode"] == "13 captured graphs of up to 30 rows use 0 MB"
+def test_the_start_captures_all_sizes_and_nothing_is_captured_while_it_serves(folder: Path) -> None:
+    runtime = CpuStandIn()
+    runner = start(folder, runtime, max_num_seqs=30)  # 1, 2, 4, 8, 16, 24, 30, of two kinds and without a sampler
+    graphs = "21 captured graphs of up to 30 rows use 0 MB"
+    assert runner.backends()["decode"] == graphs
     driver = AheadDriver(runner, NUM_BLOCKS)
     for index in range(17):
-        driver.add(f"{index}", [1, 2], GREEDY)
-    for _ in range(2):
+        driver.add(f"{index}", [1, 2], SamplingParams(temperature=1.0, seed=1, presence_penalty=index % 3))
+    for _ in range(3):
         driver.step({name: request.num_left for name, request in driver.requests.items()})
     driver.land()
-    assert runner.backends()["decode"].startswith("14 captured graphs")
+    assert runner.backends()["decode"] == graphs
 
 
 @needs_native_kernels
 def test_given_sizes_are_captured_at_the_start(folder: Path) -> None:
     runner = start(folder, CpuStandIn(), cuda_graph_sizes=(3, 4))
-    assert runner.backends()["decode"].startswith("5 captured graphs of up to 4 rows")
+    assert runner.backends()["decode"].startswith("6 captured graphs of up to 4 rows")
 
 
 @needs_native_kernels
@@ -108,7 +109,7 @@ def test_given_sizes_are_captured_at_the_start(folder: Path) -> None:
 def test_without_memory_for_graphs_steps_run_operation_by_operation(folder: Path, first: int) -> None:
     runner = start(folder, Refusing(torch.OutOfMemoryError("CUDA out of memory"), first))
     assert generate(runner) == generate(start(folder, CpuStandIn()))
-    assert f"no memory for {7 - first} more" in runner.backends()["decode"]
+    assert f"no memory for {9 - first} more" in runner.backends()["decode"]
 
 
 @needs_native_kernels

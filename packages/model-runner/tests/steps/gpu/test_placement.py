@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from model_runner_helpers.device_runners import needs_native_kernels
 from model_runner_helpers.fake_gpu import DEVICE, FakeRuntime, fake_gpu
 
-from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, identity_of, write_random_adapter, write_random_weights
 from llmstack_types import (
@@ -36,9 +36,7 @@ except (OSError, ValueError) as error:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
-    ),
+    needs_native_kernels,
 ]
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,

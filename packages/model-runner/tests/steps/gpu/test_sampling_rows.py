@@ -199,6 +199,9 @@ def test_a_failed_row_goes_on_with_token_0_as_on_the_host() -> None:
         (SamplingParams(thinking_token_budget=1), "thinking_token_budget"),
         (SamplingParams(min_tokens=1, stop_token_ids=tuple(range(20))), "ending tokens"),
         (SamplingParams(stop_token_ids=tuple(range(20))), None),
+        (SamplingParams(temperature=0.0, use_beam_search=True, logprobs=3), None),
+        (SamplingParams(temperature=0.0, use_beam_search=True, logprobs=3, min_tokens=1), "beams"),
+        (SamplingParams(temperature=0.0, use_beam_search=True, logprobs=3, repetition_penalty=1.1), "beams"),
     ],
 )
 def test_what_the_device_cannot_do_is_refused(params: SamplingParams, text: str | None) -> None:

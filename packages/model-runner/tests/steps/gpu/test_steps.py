@@ -8,38 +8,27 @@ from typing import Any
 
 import pytest
 import torch
+from model_runner_helpers import device_runners
 from model_runner_helpers.ahead_driver import AheadDriver, play
 from model_runner_helpers.cpu_stand_in import CpuStandIn
+from model_runner_helpers.device_runners import GREEDY, NUM_BLOCKS, needs_native_kernels
+from model_runner_helpers.device_runners import start as start_runner
 
-from llmstack_kernels.testing import runs_native_kernels
 from llmstack_model_runner.device.runtime import DeviceRuntime
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.steps.input_batch import InputBatchError
-from llmstack_model_runner.testing import StepDriver, identity_of, write_gpt2_checkpoint, write_random_adapter
-from llmstack_types import ModelRunnerConfig, NumericalError, SamplingParams, TokenMasks
+from llmstack_model_runner.testing import StepDriver, identity_of, write_random_adapter
+from llmstack_types import NumericalError, SamplingParams, TokenMasks
 
-NUM_BLOCKS = 96
 MAX_NUM_SEQS = 6
 VOCAB_SIZE = 97
-GREEDY = SamplingParams(temperature=0.0)
 
-pytestmark = pytest.mark.skipif(
-    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
-)
+pytestmark = needs_native_kernels
+folder = device_runners.folder
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gpt2_checkpoint(tmp_path_factory.mktemp("gpt2"), n_embd=64)
-
-
-def start(folder: Path, runtime: DeviceRuntime | None, **changes: Any) -> ModelRunner:
-    values: dict[str, Any] = {"max_model_len": 64, "max_num_batched_tokens": 128, "max_num_seqs": MAX_NUM_SEQS}
-    runner = ModelRunner(ModelRunnerConfig(str(folder), block_size=4, device="cpu", **{**values, **changes}), runtime)
-    runner.load_model()
-    torch.set_num_threads(1)
-    runner.initialize_kv_cache(NUM_BLOCKS)
-    return runner
+def start(folder: Path, runtime: DeviceRuntime | None, **options: Any) -> ModelRunner:
+    return start_runner(folder, runtime, **{"max_num_seqs": MAX_NUM_SEQS, **options})
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +144,41 @@ def test_rows_with_adapters_have_the_tokens_of_the_host_one_step_ahead(folder: P
         assert len(request.outputs) >= 4
         assert request.outputs == expected.outputs[name][: len(request.outputs)]
     assert len({tuple(outputs) for outputs in expected.outputs.values()}) == len(names)
+
+
+def test_captured_steps_take_whatever_adapters_their_rows_have(folder: Path, tmp_path: Path) -> None:
+    paths = [
+        write_random_adapter(tmp_path / name, folder, ["wte", "c_attn", "c_proj"], seed=seed)
+        for seed, name in enumerate("abc")
+    ]
+    identities = [identity_of(path, path.name) for path in paths]
+    outputs = []
+    for is_eager in (True, False):
+        runner = start(folder, CpuStandIn(), enable_lora=True, max_loras=2, max_lora_rank=8, enforce_eager=is_eager)
+        steps: Any = runner._steps
+        for identity, path in zip(identities, paths, strict=True):
+            runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
+        driver = AheadDriver(runner, NUM_BLOCKS)
+        for number, identity in enumerate([identities[0], None, identities[1], identities[2], identities[0]]):
+            params = SamplingParams(temperature=float(number == 4), seed=1, presence_penalty=number % 2)
+            driver.add(f"{number}", [number + 1, *range(5, 12)], params, identity)
+        driver.step({"0": 8, "1": 8, "2": 8})
+        driver.step({"3": 8, "4": 8, "1": 1})  # in the slot of the second adapter
+        num_eager, run_eagerly = 0, steps._run_eagerly
+
+        def count(*arguments: Any, run: Any = run_eagerly) -> Any:
+            nonlocal num_eager
+            num_eager += 1
+            return run(*arguments)
+
+        steps._run_eagerly = count
+        for names in (["0", "1", "2"], ["2", "0"], ["3", "1", "0", "4"], ["1"], ["4", "3"], ["2", "1", "0", "4"]):
+            decodes(driver, names, 2)
+        assert num_eager == (12 if is_eager else 0)
+        driver.land()
+        outputs.append({name: request.outputs for name, request in driver.requests.items()})
+    assert outputs[0] == outputs[1]
+    assert len({tuple(tokens) for tokens in outputs[0].values()}) == 5
 
 
 def decodes(driver: AheadDriver, names: list[str], num_steps: int) -> None:

@@ -18,7 +18,7 @@ from model_runner_helpers.cpu_stand_in import CpuStandIn
 
 from llmstack_kernels.dispatch import TRITON
 from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_model_runner.testing import StepDriver, write_random_weights
+from llmstack_model_runner.testing import StepDriver, identity_of, write_random_adapter, write_random_weights
 from llmstack_types import ModelRunnerConfig, SamplingParams
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton` of llmstack-kernels)")
@@ -83,14 +83,19 @@ def generate(place: str, folder: str, num_requests: int) -> dict[str, Any]:
         block_size=16,
         dtype="float32",
         cuda_graph_sizes=(num_requests,),
+        enable_lora=(adapter := Path(folder) / "adapter").is_dir(),
+        max_lora_rank=8,
     )
     runner = ModelRunner(config, CpuStandIn() if place == "stand-in" else None)
     runner.load_model()
     has_states = runner.kv_cache_spec().state_group is not None
     runner.initialize_kv_cache(12, 0, 1 + 2 * num_requests if has_states else 0)
-    driver = StepDriver(runner, 12)
+    driver, identity = StepDriver(runner, 12), None
+    if adapter.is_dir():
+        identity = identity_of(adapter)
+        runner.add_adapter(identity, runner.read_adapter(identity, str(adapter)))
     for index, params in enumerate(PARAMS[:num_requests]):
-        driver.add(f"{index}", [index + 1] * 14, params)
+        driver.add(f"{index}", [index + 1] * 14, params, lora_name=identity if index else None)
     driver.run(4)  # the third decode begins a block
     driver.remove(f"{num_requests - 1}")
     driver.run(1)
@@ -135,6 +140,14 @@ def test_a_captured_step_contains_nothing_that_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_captured_steps_of_all_kinds_contain_nothing_that_changes(tmp_path: Path, name: str) -> None:
     check(write(tmp_path, name), num_requests=3)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_captured_steps_of_adapters_contain_nothing_that_changes(tmp_path: Path) -> None:
+    folder = write(tmp_path, "gpt2")
+    write_random_adapter(folder / "adapter", folder, ["wte", "c_attn", "c_proj"], seed=1)
+    check(folder, num_requests=3)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import zmq
 from llmstack_kernels.collective import CollectiveError, SharedGroup
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_parallel.collectives.patience import Patience
+from llmstack_parallel.collectives.rank_part import rank_part
 from llmstack_parallel.collectives.torch_distributed import TorchCollectives
 from llmstack_parallel.topology import Topology
 
@@ -105,15 +106,8 @@ class NodesExchange:
 
     def sharding(self, *, is_expert_parallel: bool) -> Sharding:
         """The rank's part of a model."""
-        return Sharding(
-            rank=self.topology.place(self.rank),
-            size=self.topology.tensor_parallel_size,
-            collectives=self.collectives,
-            stage=self.topology.stage(self.rank),
-            num_stages=self.topology.pipeline_parallel_size,
-            links=self.links,
-            is_expert_parallel=is_expert_parallel,
-        )
+        own = (self.topology, self.rank, self.collectives, self.links)
+        return rank_part(*own, is_expert_parallel=is_expert_parallel)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Limits each later wait for another rank."""

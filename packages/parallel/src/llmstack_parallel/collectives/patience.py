@@ -1,4 +1,4 @@
-"""How long one rank waits for others."""
+"""Time limits of one rank that waits for others."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import torch
 
 from llmstack_kernels.collective import SharedGroup, SharedLink
 from llmstack_model_runner.layers.sharding import Sharding
+from llmstack_parallel.collectives.rank_part import rank_part
 from llmstack_parallel.segments import RankSegments, map_segment
 from llmstack_parallel.topology import Topology
 
@@ -64,16 +65,8 @@ class SharedMemoryExchange:
 
     def sharding(self, *, is_expert_parallel: bool) -> Sharding:
         """The rank's part of a model."""
-        topology, rank = self._topology, self._rank
-        return Sharding(
-            rank=topology.place(rank),
-            size=topology.tensor_parallel_size,
-            collectives=self._group,
-            stage=topology.stage(rank),
-            num_stages=topology.pipeline_parallel_size,
-            links=self._links,
-            is_expert_parallel=is_expert_parallel,
-        )
+        own = (self._topology, self._rank, self._group, self._links)
+        return rank_part(*own, is_expert_parallel=is_expert_parallel)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Limits each later wait for another rank."""

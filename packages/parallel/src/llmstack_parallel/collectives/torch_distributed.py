@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import FileStore, Store  # what torch.distribute
 from llmstack_kernels.collective import CollectiveError
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_parallel.collectives.patience import LATE, LOST, Patience
+from llmstack_parallel.collectives.rank_part import rank_part
 from llmstack_parallel.topology import Topology
 
 NCCL: Final = "nccl"
@@ -268,16 +269,8 @@ class TorchExchange:
 
     def sharding(self, *, is_expert_parallel: bool) -> Sharding:
         """The rank's part of a model."""
-        topology, rank = self._topology, self._rank
-        return Sharding(
-            rank=topology.place(rank),
-            size=topology.tensor_parallel_size,
-            collectives=self._collectives,
-            stage=topology.stage(rank),
-            num_stages=topology.pipeline_parallel_size,
-            links=self._links,
-            is_expert_parallel=is_expert_parallel,
-        )
+        own = (self._topology, self._rank, self._collectives, self._links)
+        return rank_part(*own, is_expert_parallel=is_expert_parallel)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Limits each later wait for another rank."""

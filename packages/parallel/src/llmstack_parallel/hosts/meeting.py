@@ -1,4 +1,4 @@
-"""How a rank of several nodes comes to exchange data with the others."""
+"""Meeting of the ranks of several nodes, before they exchange data."""
 
 from __future__ import annotations
 

@@ -45,6 +45,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 24}
         | {"first_k_dense_replace": 1},
     ),
+    "ernie 4.5 with experts": (
+        "Ernie4_5_MoeForCausalLM",
+        LLAMA | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "tie_word_embeddings": True},
+    ),
+    "mistral 4": (
+        "Mistral4ForCausalLM",
+        LLAMA
+        | {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 24}
+        | {"first_k_dense_replace": 1, "num_key_value_heads": 4},
+    ),
     "gpt oss": (
         "GptOssForCausalLM",
         LLAMA | {"head_dim": 16, "sliding_window": 7, "num_local_experts": 5, "num_experts_per_tok": 2},

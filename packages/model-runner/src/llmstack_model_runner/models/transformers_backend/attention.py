@@ -12,8 +12,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from llmstack_kernels.paged_attention import AttentionInputs, paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
-from llmstack_model_runner.layers.attention import AttentionPlans, plan_layers
-from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention import plan_layers
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, AttentionPlans
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.models.kv_spec import KVCaches, LayerKVSpec, TokenTensor
 from llmstack_model_runner.models.transformers_backend.distance_bias import attend_with_bias

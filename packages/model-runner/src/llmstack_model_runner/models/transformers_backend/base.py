@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightKind, Weig
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.models.transformers_backend.load import describe_version, load_model, release_files
 from llmstack_model_runner.models.transformers_backend.modules import pack_modules
+from llmstack_model_runner.models.transformers_backend.probe import ProbeError
 from llmstack_model_runner.models.transformers_backend.resolve import (
     UnsupportedByTransformersError,
     build_on_meta,
@@ -64,6 +66,20 @@ class TransformersBase(Model):
         if self._device.type == "cpu" or packing() != Packing() or is_needed:
             pack_modules(model)
             release_files(self._model)
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """What is raised inside becomes the reason that the model is not supported: its code can raise anything.
+
+        Raises:
+            UnsupportedByTransformersError: Something was raised.
+        """
+        try:
+            yield
+        except ProbeError as error:
+            raise self._unsupported(str(error)) from error
+        except Exception as error:
+            raise self._unsupported(describe_error(error)) from error
 
     def _unsupported(self, reason: str) -> UnsupportedByTransformersError:
         return UnsupportedByTransformersError(self._model_class.__name__, reason)

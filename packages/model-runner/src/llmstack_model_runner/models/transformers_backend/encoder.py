@@ -92,10 +92,8 @@ class TransformersTextEncoder(TransformersBase, Encoder):
         super().limit_context(max_model_len)
         self._longest = max_model_len
         if self._has_own_attention:
-            try:
+            with self.trial():
                 self._check_scores()
-            except ProbeError as error:
-                raise self._unsupported(str(error)) from error
 
     @torch.inference_mode()
     def finish_loading(self) -> None:
@@ -107,14 +105,10 @@ class TransformersTextEncoder(TransformersBase, Encoder):
         self._pack_encoder()
         encoder: Any = encoder_part(self._model)
         self._code = EncoderCode(encoder, first_position(encoder), self._token_types)
-        try:
+        with self.trial():
             self._rows: RowsRun = self._find_run(encoder)
             check_first_sees_last(self._rows, trial_rows(self.kv_spec.vocab_size, self._longest, self._device))
             self._check_head()
-        except ProbeError as error:
-            raise self._unsupported(str(error)) from error
-        except Exception as error:  # model code can raise anything if it needs what the backend does not provide
-            raise self._unsupported(describe_error(error)) from error
 
     @torch.inference_mode()
     def forward(
@@ -126,12 +120,7 @@ class TransformersTextEncoder(TransformersBase, Encoder):
         token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states that the encoder returns."""
-        starts = metadata.query_start_loc_list
-        if starts is None:
-            raise ValueError("an encoder needs the starts of its prompts on the host")
-        if [end - start for start, end in pairwise(starts)] != metadata.seq_lens_list:
-            raise ValueError("an encoder computes whole prompts, since its tokens attend to later ones too")
-        return self._rows(token_ids, positions, starts, token_types)
+        return self._rows(token_ids, positions, metadata.starts_of_whole_prompts(), token_types)
 
     @property
     def is_packed(self) -> bool:

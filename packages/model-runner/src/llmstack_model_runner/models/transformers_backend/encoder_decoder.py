@@ -15,7 +15,7 @@ from llmstack_model_runner.media.cross_store import CrossStore
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.kv_spec import KVCaches, ModelKVSpec, keys_and_values
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, install, register_attention
-from llmstack_model_runner.models.transformers_backend.base import TransformersBase, describe_error
+from llmstack_model_runner.models.transformers_backend.base import TransformersBase
 from llmstack_model_runner.models.transformers_backend.cross_calls import (
     CrossAttended,
     GivenPositions,
@@ -83,17 +83,13 @@ class TransformersEncoderDecoder(TransformersBase, CausalLM):
         self._pack(self._model)
         register_attention()
         model: Any = self._model
-        try:
+        with self.trial():
             self._encoder.take(model.get_encoder())
             self._decoder: Any = model.get_decoder()
             self._nothing = torch.zeros(1, 1, self._size, dtype=self._dtype, device=self._device)
             expected = self._own_trial()
             self._replace_attention()
             self._check_trial(*expected)
-        except ProbeError as error:
-            raise self._unsupported(str(error)) from error
-        except Exception as error:  # model code can raise anything if it needs what the backend does not provide
-            raise self._unsupported(describe_error(error)) from error
 
     @torch.inference_mode()
     def forward(

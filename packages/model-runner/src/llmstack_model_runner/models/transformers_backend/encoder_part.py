@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from llmstack_model_runner.encoders.layer_run import LayerRun
+from llmstack_model_runner.encoders.prompt_encoder import PromptEncoder
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
+from llmstack_model_runner.media.encoder import EncoderState
 from llmstack_model_runner.models.transformers_backend.load import load_model, release_files
 from llmstack_model_runner.models.transformers_backend.paused_layers import PausedLayers
 from llmstack_model_runner.models.transformers_backend.resolve import UnsupportedByTransformersError, build_on_meta
 from llmstack_model_runner.models.transformers_backend.stored import Names
+from llmstack_types import MediaItem
 
 _TEXT_PARTS = ("model.language_model", "lm_head")
 
@@ -68,6 +74,20 @@ class EncoderPart:
         release_files(self.model)
         self.layers = PausedLayers(self.model)
 
+    def try_out(self, encode: Callable[[], torch.Tensor], wanted: tuple[int, int], item: str) -> None:
+        """Encodes an item, which it calls `item` in an error.
+
+        Raises:
+            UnsupportedByTransformersError: What comes out are not the vectors that a prompt has places for.
+        """
+        try:
+            found = self.layers.try_out(encode)
+        except Exception as error:  # model code can raise anything if the configurations do not fit each other
+            reason = f"encoding {item} raises {type(error).__name__}, {' '.join(str(error).split())[:200]}"
+            raise self.unsupported(reason) from error
+        if tuple(found.shape) != wanted:
+            raise self.unsupported(f"{item} has {list(found.shape)} numbers instead of {list(wanted)}")
+
 
 def _without_text(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The class without its text model and head, which are another model here."""
@@ -91,3 +111,55 @@ def _kind(name: str, shape: tuple[int, ...]) -> WeightKind:
     if name.endswith("bias"):
         return WeightKind.BIAS
     return WeightKind.MATRIX if len(shape) > 1 else WeightKind.SCALE
+
+
+class PartEncoder(PromptEncoder):
+    """An encoder by a part of a class of transformers, run some layers at a time where the class allows that.
+
+    Subclasses set `_part`, `_dtype`, `_device`, the size of the text model's vectors, and `slice_units` to 0.
+    """
+
+    _noun: ClassVar[str]
+    _part: EncoderPart
+    _dtype: torch.dtype
+    _device: torch.device
+    _text_size: int
+
+    @abstractmethod
+    def _sample(self) -> tuple[MediaItem, int]:
+        """A small item, and the number of its bytes, for the trial."""
+
+    @abstractmethod
+    def _features(self, item: MediaItem, values: torch.Tensor) -> torch.Tensor:
+        """The vectors of an item by the class, in the order of their places."""
+
+    def slots(self) -> dict[str, WeightSlot]:
+        return self._part.slots()
+
+    def own_name(self, name: str) -> str | None:
+        return self._part.own_name(name)
+
+    @torch.inference_mode()
+    def finish_loading(self) -> None:
+        """Loads through transformers, and encodes a small item.
+
+        Raises:
+            UnsupportedByTransformersError: What comes out are not the vectors that a prompt has places for.
+        """
+        self._part.load(self._dtype, self._device)
+        item, num_bytes = self._sample()
+        values = self.begin(item, bytearray(num_bytes))[0]
+        self._part.try_out(lambda: self._features(item, values), (item.num_vectors, self._text_size), self._noun)
+
+    def run_layers(self, item: MediaItem, state: EncoderState, first: int, count: int) -> EncoderState:
+        """The values, and the output of every layer so far."""
+        values, *known = state
+        return (values, *self._part.layers.run(lambda: self._features(item, values), known, first + count))
+
+    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
+        raise NotImplementedError("layers are those of transformers")
+
+    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
+        """The vectors, once all layers are computed."""
+        values, *known = state
+        return self._part.layers.finish(lambda: self._features(item, values), known)

@@ -22,10 +22,9 @@ from llmstack_model_runner.models.transformers_backend.attention import (
     PagedAttention,
     install,
 )
-from llmstack_model_runner.models.transformers_backend.base import TransformersBase, describe_error
+from llmstack_model_runner.models.transformers_backend.base import TransformersBase
 from llmstack_model_runner.models.transformers_backend.head import OutputLines, find_decoder
 from llmstack_model_runner.models.transformers_backend.probe import (
-    ProbeError,
     check_only_attention_connects,
     check_rows_are_independent,
     find_layers,
@@ -66,12 +65,8 @@ class TransformersModel(TransformersBase, CausalLM):
         self._output_class: type[Any] = dict
         if self._decoder is self._model:
             raise self._unsupported("its decoder cannot be separated from its head")
-        try:
+        with self.trial():
             self._probe()
-        except ProbeError as error:
-            raise self._unsupported(str(error)) from error
-        except Exception as error:  # model code can raise anything if it needs what the backend does not provide
-            raise self._unsupported(describe_error(error)) from error
 
     @torch.inference_mode()
     def forward(

@@ -17,11 +17,9 @@ from llmstack_media.processors.gemma4 import Gemma4ImageProcessor
 from llmstack_media.processors.got_ocr2 import GotOcr2ImageProcessor
 from llmstack_media.processors.pixtral import PixtralImageProcessor
 from llmstack_model_runner.encoders.image_encoder import ImageEncoder
-from llmstack_model_runner.encoders.layer_run import LayerRun
 from llmstack_model_runner.encoders.several import SeveralEncoders
-from llmstack_model_runner.layers.weight_slot import WeightSlot
 from llmstack_model_runner.media.encoder import EncoderState
-from llmstack_model_runner.models.transformers_backend.encoder_part import EncoderPart
+from llmstack_model_runner.models.transformers_backend.encoder_part import EncoderPart, PartEncoder
 from llmstack_model_runner.models.transformers_backend.resolve import resolve_whole
 from llmstack_model_runner.models.transformers_backend.sounds import TransformersSounds
 from llmstack_types import MediaItem
@@ -32,10 +30,11 @@ _SMALL = (64, 64)
 """Width and height of the picture of the trial."""
 
 
-class TransformersEncoder(ImageEncoder):
+class TransformersEncoder(PartEncoder, ImageEncoder):
     """The encoder of a class of transformers, run some layers at a time where it allows that."""
 
     prefixes: ClassVar[tuple[str, ...]] = ()
+    _noun = "a picture"
 
     def __init__(
         self, whole: Mapping[str, Any], text_size: int, processor: ImageProcessor, dtype: torch.dtype,
@@ -64,31 +63,10 @@ class TransformersEncoder(ImageEncoder):
             raise self._part.unsupported("frames of its videos are not as large as tiles of its pictures")
         self._take("video", processor)
 
-    def slots(self) -> dict[str, WeightSlot]:
-        return self._part.slots()
-
-    def own_name(self, name: str) -> str | None:
-        return self._part.own_name(name)
-
-    @torch.inference_mode()
-    def finish_loading(self) -> None:
-        """Loads through transformers, and encodes a small black picture.
-
-        Raises:
-            UnsupportedByTransformersError: What comes out are not the vectors that a prompt has places for.
-        """
-        self._part.load(self._dtype, self._device)
+    def _sample(self) -> tuple[MediaItem, int]:
+        """A small black picture."""
         layout = self._processor.layout(*_SMALL)
-        item = MediaItem(b"", "image", 0, layout.num_vectors, (), layout.grid, layout.num_units)
-        values = self.begin(item, bytearray(layout.num_bytes))[0]
-        try:
-            found = self._part.layers.try_out(lambda: self._features(item, values))
-        except Exception as error:  # model code can raise anything if the configurations do not fit each other
-            reason = f"encoding a picture raises {type(error).__name__}, {' '.join(str(error).split())[:200]}"
-            raise self._part.unsupported(reason) from error
-        wanted = (layout.num_vectors, self._text_size)
-        if tuple(found.shape) != wanted:
-            raise self._part.unsupported(f"a picture has {list(found.shape)} numbers instead of {list(wanted)}")
+        return MediaItem(b"", "image", 0, layout.num_vectors, (), layout.grid, layout.num_units), layout.num_bytes
 
     def _work_bytes_of(self, layout: ImageLayout) -> int:
         """As every encoder, and besides the states between layers, and scores of patches where all are computed."""
@@ -106,19 +84,6 @@ class TransformersEncoder(ImageEncoder):
 
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
         return (values,)
-
-    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
-        raise NotImplementedError("layers are those of transformers")
-
-    def run_layers(self, item: MediaItem, state: EncoderState, first: int, count: int) -> EncoderState:
-        """The values, and the output of every layer so far."""
-        values, *known = state
-        return (values, *self._part.layers.run(lambda: self._features(item, values), known, first + count))
-
-    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
-        """The vectors that `get_image_features` gives, in the order of their places."""
-        values, *known = state
-        return self._part.layers.finish(lambda: self._features(item, values), known)
 
     def _features(self, item: MediaItem, values: torch.Tensor) -> torch.Tensor:
         if item.kind == "video":
@@ -146,7 +111,7 @@ class BackendEncoders(SeveralEncoders):
     def of(
         cls, whole: Mapping[str, Any], text_size: int, found: Processors, dtype: torch.dtype, device: torch.device
     ) -> Any:
-        """Both; that of pictures alone where there is no other."""
+        """The encoders of pictures and of sound; of pictures alone for a checkpoint without sound."""
         pictures = TransformersEncoder.of(whole, text_size, found, dtype, device)
         if found.audio is None:
             return pictures

@@ -73,9 +73,9 @@ def check_only_attention_connects(model: nn.Module, embedding: nn.Module, run: R
 
 
 def find_linears_of_tokens(model: nn.Module, embedding: nn.Module, run: Run) -> list[LinearLayer]:
-    """The linear layers that each step calls once with a row for each token in order; experts get others.
+    """The linear layers that each step calls once, with one row per token in order. Layers of experts are others.
 
-    Some tokens are NaN, which shows what rows are of them.
+    Some tokens are NaN in the trial, so a row of a layer shows which token it belongs to.
     """
     is_poisoned = torch.zeros(_NUM_TOKENS, dtype=torch.bool)
     is_poisoned[: _ROW_LENGTHS[0]] = is_poisoned[-_ROW_LENGTHS[2] :] = True

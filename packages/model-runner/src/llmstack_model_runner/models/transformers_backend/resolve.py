@@ -124,7 +124,7 @@ def max_model_len(config: PreTrainedConfig) -> int:
 
 
 def num_selected(config: PreTrainedConfig) -> int | None:
-    """Tokens of a context that an indexer selects, which are all of one that is no longer; None without an indexer."""
+    """The number of tokens that an indexer selects of a longer context; None for a model without an indexer."""
     found = getattr(config, "index_topk", None)
     return found if isinstance(found, int) and found > 0 else None
 

@@ -1,4 +1,4 @@
-"""Probe of an encoder of transformers, which finds by running it how it can be."""
+"""Probe of an encoder of transformers: whether its rows can be packed in a batch."""
 
 from __future__ import annotations
 

@@ -13,11 +13,8 @@ import torch
 
 from llmstack_media import Processors, SoundProcessor
 from llmstack_model_runner.encoders.image_encoder import num_places
-from llmstack_model_runner.encoders.layer_run import LayerRun
-from llmstack_model_runner.encoders.prompt_encoder import PromptEncoder
-from llmstack_model_runner.layers.weight_slot import WeightSlot
 from llmstack_model_runner.media.encoder import EncoderState
-from llmstack_model_runner.models.transformers_backend.encoder_part import EncoderPart
+from llmstack_model_runner.models.transformers_backend.encoder_part import EncoderPart, PartEncoder
 from llmstack_model_runner.models.transformers_backend.resolve import resolve_whole
 from llmstack_types import MediaItem
 
@@ -25,10 +22,11 @@ _COPIES = 16
 """Tensors of the width of a state that a layer holds at once: it widens inside, and attends in windows."""
 
 
-class TransformersSounds(PromptEncoder):
+class TransformersSounds(PartEncoder):
     """The encoder of sound of a class of transformers, run some layers at a time where it allows that."""
 
     prefixes: ClassVar[tuple[str, ...]] = ()
+    _noun = "a sound"
 
     def __init__(
         self, whole: Mapping[str, Any], text_size: int, processor: SoundProcessor, dtype: torch.dtype,
@@ -70,31 +68,10 @@ class TransformersSounds(PromptEncoder):
         channels: int = max(self._part.config.audio_config.subsampling_conv_channels)
         return self._num_bins * self._largest.grid[0] * channels
 
-    def slots(self) -> dict[str, WeightSlot]:
-        return self._part.slots()
-
-    def own_name(self, name: str) -> str | None:
-        return self._part.own_name(name)
-
-    @torch.inference_mode()
-    def finish_loading(self) -> None:
-        """Loads through transformers, and encodes a second of silence.
-
-        Raises:
-            UnsupportedByTransformersError: What comes out are not the vectors that a prompt has places for.
-        """
-        self._part.load(self._dtype, self._device)
+    def _sample(self) -> tuple[MediaItem, int]:
+        """A second of silence."""
         layout = self._processor.layout(self._processor.sample_rate)
-        item = MediaItem(b"", "audio", 0, layout.num_vectors, (), layout.grid, layout.num_units)
-        values = self.begin(item, bytearray(layout.num_bytes))[0]
-        try:
-            found = self._part.layers.try_out(lambda: self._features(values))
-        except Exception as error:  # model code can raise anything if the configurations do not fit each other
-            reason = f"encoding a sound raises {type(error).__name__}, {' '.join(str(error).split())[:200]}"
-            raise self._part.unsupported(reason) from error
-        wanted = (layout.num_vectors, self._text_size)
-        if tuple(found.shape) != wanted:
-            raise self._part.unsupported(f"a sound has {list(found.shape)} numbers instead of {list(wanted)}")
+        return MediaItem(b"", "audio", 0, layout.num_vectors, (), layout.grid, layout.num_units), layout.num_bytes
 
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
         """The frames, each with its bins: [frames, bins] float32."""
@@ -103,20 +80,7 @@ class TransformersSounds(PromptEncoder):
             raise ValueError(f"{len(data)} bytes are not a sound of shape {list(shape)}")
         return (torch.frombuffer(data, dtype=torch.float32).view(shape).T.contiguous().to(self._device),)
 
-    def run_layers(self, item: MediaItem, state: EncoderState, first: int, count: int) -> EncoderState:
-        """The frames, and the output of every layer so far."""
-        values, *known = state
-        return (values, *self._part.layers.run(lambda: self._features(values), known, first + count))
-
-    def _layer(self, item: MediaItem, state: EncoderState, number: int) -> LayerRun:
-        raise NotImplementedError("layers are those of transformers")
-
-    def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
-        """The vectors that `get_audio_features` gives, in the order of their places."""
-        values, *known = state
-        return self._part.layers.finish(lambda: self._features(values), known)
-
-    def _features(self, values: torch.Tensor) -> torch.Tensor:
+    def _features(self, item: MediaItem, values: torch.Tensor) -> torch.Tensor:
         mask = torch.ones(1, len(values), dtype=torch.bool, device=self._device)
         found: torch.Tensor = self._part.model.model.get_audio_features(values[None], mask).pooler_output[0]
         return found
@@ -135,6 +99,6 @@ class GraniteSpeechSounds(TransformersSounds):
         blocks = -(-self._largest.num_units // encoder.context_size)
         return 2 * int(encoder.num_heads * blocks * encoder.context_size**2)
 
-    def _features(self, values: torch.Tensor) -> torch.Tensor:
+    def _features(self, item: MediaItem, values: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self._part.model.get_audio_features(values[None]).pooler_output[0]
         return found

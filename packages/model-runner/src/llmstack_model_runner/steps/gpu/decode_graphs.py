@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import torch
 
 from llmstack_kernels.decode_inputs import FIRST_BLOCK, DecodeInputs, decode_inputs
 from llmstack_kernels.state_rows import StateRows
+from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.device.runtime import DeviceRuntime, Graph, GraphCaptureError
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
@@ -21,39 +23,57 @@ from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.steps.gpu.rows import DeviceRows
 from llmstack_model_runner.steps.gpu.sampling_rows import DeviceSamplingRows, SamplingVariant
+from llmstack_model_runner.steps.input_batch import InputBatch
 
 logger = logging.getLogger(__name__)
 
 _MAX_DEFAULT_SIZE = 512
-_COMMON_SIZES = tuple(2**power for power in range(9))
-_COMMON_VARIANTS = (SamplingVariant.RANDOM, SamplingVariant.GREEDY)
+_VARIANTS = (SamplingVariant.RANDOM, SamplingVariant.GREEDY, None)
 
-_Key = tuple[int, SamplingVariant | None]
+
+class _Key(NamedTuple):
+    """What a captured step does.
+
+    Attributes:
+        size: Number of rows.
+        variant: How it samples; None where the caller does.
+        num_adapted: Layers that adapters of its rows change; 0 for rows without.
+    """
+
+    size: int
+    variant: SamplingVariant | None
+    num_adapted: int = 0
 
 
 def decode_sizes(max_num_seqs: int, given: Sequence[int] = ()) -> list[int]:
     """Numbers of rows to capture, ascending.
 
-    These are the given ones up to `max_num_seqs`, by default 1, 2, 4, then multiples of 8 or 16. Other steps are padded
-    to the next number: by at most a quarter from 32 rows on, where a row costs little besides reading the weights.
+    These are the given ones up to `max_num_seqs`, by default 1, 2, 4, multiples of 8, and from 64 on four in each
+    doubling: 23 up to 512. Other steps are padded to the next number: by at most a quarter from 32 rows on, where a row
+    costs little besides reading the weights.
     """
     if given:
         return sorted({size for size in given if 1 <= size <= max_num_seqs})
     most = min(max_num_seqs, _MAX_DEFAULT_SIZE)
-    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16), most}
+    sizes = {
+        1,
+        2,
+        4,
+        *range(8, 64, 8),
+        *(64 * times + 16 * times * part for times in (1, 2, 4) for part in range(4)),
+        most,
+    }
     return sorted(size for size in sizes if size <= most)
 
 
 class DecodeGraphs:
-    """Replays decode steps, which are captured when they are first needed.
+    """Replays decode steps, which the start captures.
 
     A graph contains inputs, model, sampler and the update of the rows. If the host takes part in sampling (grammars,
-    log-probabilities, rare parameters), it contains inputs and model only.
+    log-probabilities, rare parameters), or rows have penalties or adapters, it contains inputs and model only.
 
-    Capturing all sizes at the start would take some seconds (35 sizes in two variants, 50 to 100 ms each), also for
-    sizes that never occur. So the start captures the largest size, whose memory the others share, and the powers of
-    two, between which kernels change their shapes. Any other size delays its first step, with kernels already
-    compiled. Sizes listed by the user (`cuda_graph_sizes`) are all captured at the start.
+    A capture takes 50 to 100 ms in which no stream gets a token, so none is made while the server serves: a step
+    without a graph of its size takes the next larger one. After `drop` the same are captured again as they are needed.
     """
 
     def __init__(
@@ -65,13 +85,12 @@ class DecodeGraphs:
         runtime: DeviceRuntime,
         staging: Staging,
         sizes: Sequence[int],
-        block_size: int,
-        layer_to_group: tuple[int | None, ...] = (),
-        scratch_state: int = 0,
+        batch: InputBatch,
+        adapters: AdapterStore | None = None,
     ) -> None:
-        """`sizes`: Numbers of rows to capture, ascending; `layer_to_group`: as in `AttentionMetadata`.
+        """`sizes`: Numbers of rows to capture, ascending; `batch`: where the rows' blocks are.
 
-        `scratch_state`: The state block that padding rows write to; 0 for a model without states.
+        `adapters`: Those that rows may have; None without any.
         """
         self._model = model
         self._kv_caches = kv_caches
@@ -80,15 +99,17 @@ class DecodeGraphs:
         self._runtime = runtime
         self._staging = staging
         self._sizes = list(sizes)
-        self._block_size = block_size
+        self._block_size = batch.block_size
         self._graphs: dict[_Key, Graph] = {}
         self._refused: set[_Key] = set()
         self._reason_for_none = ""
-        self._layer_to_group = layer_to_group
-        self._scratch_state = scratch_state
+        self._adapters = adapters
+        self._captures_when_needed = True  # as at the start, so that its decodes replay graphs
+        self._layer_to_group = batch.layer_to_group
+        self._scratch_state = batch.num_state_blocks  # which padding rows write to; 0 for a model without states
         num_rows, num_blocks = self._sizes[-1], rows.states[0].shape[1] - FIRST_BLOCK
         device = runtime.device
-        self._max_seq_len = num_blocks * block_size
+        self._max_seq_len = num_blocks * batch.block_size
         self._row_numbers = torch.full((num_rows,), rows.scratch_row, dtype=torch.int32, device=device)
         self._known_row_numbers = np.full(num_rows, rows.scratch_row, dtype=np.int32)
         self._inputs = [_empty_inputs(num_rows, num_blocks, device) for _ in rows.states]  # of each group of layers
@@ -98,12 +119,16 @@ class DecodeGraphs:
         self._results = torch.empty(num_rows, dtype=torch.int32, device=device)
         self._logits: torch.Tensor | None = None
 
-    def capture_common(self, *, all_sizes: bool) -> None:
-        """Captures common sizes, the largest first, so that the others share its memory."""
-        sizes = self._sizes if all_sizes else sorted({*_COMMON_SIZES, self._sizes[-1]} & set(self._sizes))
-        for size in reversed(sizes):
-            for variant in _COMMON_VARIANTS:
-                self._graph(size, variant)
+    def capture_all(self) -> None:
+        """Captures each size in each variant, the largest first, so that the others share its memory."""
+        self._runtime.release_cached_memory()
+        num_adapted = 0 if self._adapters is None else self._adapters.num_capturable_layers
+        for size in reversed(self._sizes):
+            for variant in _VARIANTS:
+                self._capture(_Key(size, variant))
+            if num_adapted:
+                self._capture(_Key(size, None, num_adapted))
+        self._captures_when_needed = False
         logger.info("decode steps: %s", self.describe())
 
     def sample(self, rows: IntArray, variant: SamplingVariant, states: IntArray | None = None) -> torch.Tensor | None:
@@ -118,16 +143,16 @@ class DecodeGraphs:
         return self._results[: len(rows)].clone()
 
     def compute_logits(
-        self, rows: IntArray, states: IntArray | None = None
+        self, rows: IntArray, states: IntArray | None = None, num_adapted: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Decodes the given rows, which the caller samples and advances; None if no graph is available.
 
-        `states`: As for `sample`.
+        `states`: As for `sample`. `num_adapted`: Layers that the adapters of the step change.
 
         Returns logits and row numbers, both overwritten by the next call: float32 [num_rows, vocab_size], int32
         [num_rows].
         """
-        if not self._launch(rows, None, states) or self._logits is None:
+        if not self._launch(rows, None, states, num_adapted) or self._logits is None:
             return None
         return self._logits[: len(rows)], self._row_numbers[: len(rows)]
 
@@ -135,6 +160,7 @@ class DecodeGraphs:
         """Frees the graphs, which are captured again when needed. No step may be in flight."""
         self._graphs.clear()
         self._refused.clear()
+        self._captures_when_needed = True
         self._logits = None
         self._runtime.graph_bytes = 0
 
@@ -145,18 +171,29 @@ class DecodeGraphs:
         captured = f"{len(self._graphs)} captured graphs of up to {self._sizes[-1]} rows use {megabytes:.0f} MB"
         return f"{captured}; no memory for {len(self._refused)} more" if self._refused else captured
 
-    def _launch(self, rows: IntArray, variant: SamplingVariant | None, states: IntArray | None) -> bool:
-        if len(rows) > self._sizes[-1] or self._reason_for_none:
+    def _launch(
+        self, rows: IntArray, variant: SamplingVariant | None, states: IntArray | None, num_adapted: int = 0
+    ) -> bool:
+        key = self._find(len(rows), variant, num_adapted)
+        if key is None:
             return False
-        size = self._sizes[bisect_left(self._sizes, len(rows))]
-        graph = self._graph(size, variant)
-        if graph is None:
-            return False
-        padded = np.full(size, self._rows.scratch_row, dtype=np.int32)
+        padded = np.full(key.size, self._rows.scratch_row, dtype=np.int32)
         padded[: len(rows)] = rows
         self._place(padded, states)
-        graph.replay()
+        self._graphs[key].replay()
         return True
+
+    def _find(self, num_rows: int, variant: SamplingVariant | None, num_adapted: int) -> _Key | None:
+        """The smallest captured step of so many rows or more; None without one."""
+        if variant not in _VARIANTS:
+            return None
+        for size in self._sizes[bisect_left(self._sizes, num_rows) :]:
+            key = _Key(size, variant, num_adapted)
+            if self._captures_when_needed:
+                self._capture(key)
+            if key in self._graphs:
+                return key
+        return None
 
     def _place(self, row_numbers: np.ndarray[tuple[int], np.dtype[np.int32]], states: IntArray | None = None) -> None:
         size = len(row_numbers)
@@ -176,21 +213,17 @@ class DecodeGraphs:
         if self._scratch_state:
             self._states[:, :size].copy_(sent[-1])
 
-    def _graph(self, size: int, variant: SamplingVariant | None) -> Graph | None:
-        key = (size, variant)
-        if key not in self._graphs and key not in self._refused and not self._reason_for_none:
-            self._capture(key)
-        return self._graphs.get(key)
-
     def _capture(self, key: _Key) -> None:
-        size, variant = key
+        if key in self._graphs or key in self._refused or self._reason_for_none:
+            return
+        size = key.size
         # The capture executes the work once, on the scratch row.
         self._place(np.full(size, self._rows.scratch_row, dtype=np.int32))
         try:
-            if variant is None and self._logits is None:
+            if key.variant is None and self._logits is None:
                 shape = (self._sizes[-1], self._model.kv_spec.vocab_size)
                 self._logits = torch.empty(shape, dtype=torch.float32, device=self._runtime.device)
-            self._graphs[key] = self._runtime.capture(lambda: self._compute(size, variant))
+            self._graphs[key] = self._runtime.capture(lambda: self._compute(key))
         except torch.OutOfMemoryError:
             logger.warning("no memory to capture decode steps of %d rows: they run without a graph", size)
             self._refused.add(key)
@@ -204,7 +237,8 @@ class DecodeGraphs:
         sources, targets = self._states[:, :size]
         return StateRows(self._query_start_loc[: size + 1], sources, targets, self._num_known_tokens[:size])
 
-    def _compute(self, size: int, variant: SamplingVariant | None) -> None:
+    def _compute(self, key: _Key) -> None:
+        size, variant, num_adapted = key
         rows, of_groups = self._row_numbers[:size], [_first(inputs, size) for inputs in self._inputs]
         for state, of_group in zip(self._rows.states, of_groups, strict=True):
             decode_inputs(state, rows, self._block_size, of_group)
@@ -222,8 +256,10 @@ class DecodeGraphs:
         )
         tables = [GroupTables(of_group.block_tables, of_group.slot_mapping) for of_group in of_groups]
         metadata = metadata.with_groups(tables, self._layer_to_group)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, metadata, self._kv_caches)
-        logits = self._model.compute_logits(hidden)
+        in_places = nullcontext() if self._adapters is None else self._adapters.in_fixed_places(size, num_adapted)
+        with in_places:
+            hidden = self._model.forward(inputs.token_ids, inputs.positions, metadata, self._kv_caches)
+            logits = self._model.compute_logits(hidden)
         if variant is not None:
             sample = self._sampling.sample(logits, rows, variant)
             self._rows.advance_states(rows, sample.token_ids, sample.is_good, self._results[:size])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
 from llmstack_model_runner.layers.step_vectors import StepVectors
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
-from llmstack_model_runner.steps.prepare_inputs import ModelInputs, lay_out
+from llmstack_model_runner.steps.prepare_inputs import ModelInputs, StepLayout, lay_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,64 @@ def prepare_device_inputs(
     `states` are those of `DeviceRows` after its `update`. `vectors` stand in place of tokens of the step.
     """
     layout = lay_out(batch, step)
+    sent = _send(layout, step, staging)
+    last_tokens = states[0][:, LAST_TOKEN].index_select(0, sent.sampling_index)
+    sent.token_ids.index_copy_(0, sent.last_known, last_tokens.long())
+    max_blocks = -(-int(layout.seq_lens.max()) // batch.block_size)
+    tables = [
+        GroupTables(state[:, FIRST_BLOCK : FIRST_BLOCK + max_blocks].index_select(0, sent.rows), slot_mapping)
+        for state, slot_mapping in zip(states, sent.slot_mappings, strict=True)
+    ]
+    metadata = AttentionMetadata(
+        query_start_loc=sent.query_start_loc,
+        seq_lens=sent.seq_lens,
+        block_tables=tables[0].block_tables,
+        slot_mapping=tables[0].slot_mapping,
+        query_start_loc_list=layout.query_start_loc.tolist(),
+        seq_lens_list=layout.seq_lens.tolist(),
+        max_query_len=int(step.num_scheduled_tokens.max()),
+        max_seq_len=int(layout.seq_lens.max()),
+        states=sent.states,
+        vectors=vectors,
+    )
+    model = ModelInputs(
+        token_ids=sent.token_ids,
+        positions=sent.positions,
+        attention_metadata=metadata.with_groups(tables, batch.layer_to_group),
+        logits_indices=sent.logits_indices,
+        sampling_indices=layout.sampling_indices,
+        query_start_loc=layout.query_start_loc,
+        token_types=None if layout.token_types is None else sent.token_types,
+    )
+    return DeviceInputs(model, sent.sampling_rows)
+
+
+class _Sent(NamedTuple):
+    """The layout of a step on the device, in the order in which it is sent; see `StepLayout`.
+
+    Attributes:
+        rows: The row of each request in the batch, [num_rows] int32; `sampling_rows` are those that sample.
+        sampling_index: The same as an index of tensors.
+        slot_mappings: One per group of layers.
+        states: Of a model with states of layers.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    logits_indices: torch.Tensor
+    rows: torch.Tensor
+    sampling_index: torch.Tensor
+    last_known: torch.Tensor
+    sampling_rows: torch.Tensor
+    token_types: torch.Tensor
+    slot_mappings: Sequence[torch.Tensor]
+    states: StateRows | None
+
+
+def _send(layout: StepLayout, step: StepRows, staging: Staging) -> _Sent:
+    """Sends the arrays of a step in one copy."""
     sampling_rows = step.rows[layout.sampling_indices]
     arrays: list[npt.NDArray[Any]] = [
         layout.token_ids,
@@ -54,37 +112,9 @@ def prepare_device_inputs(
         *layout.slot_mappings,
         *([] if step.states is None else (*step.states.T, step.num_scheduled_tokens - step.num_drafts)),
     ]
-    token_ids, positions, starts, seq_lens, logits_indices, rows, *rest = staging.send(arrays)
-    sampling_index, last_known, device_rows, token_types, *slot_mappings = rest
-    state_rows = None
+    sent, num_single = staging.send(arrays), len(_Sent._fields) - 2
+    single, mappings, states = _Sent._make((*sent[:num_single], [], None)), sent[num_single:], None
     if step.states is not None:
-        *slot_mappings, sources, targets, num_known_tokens = slot_mappings
-        state_rows = StateRows(starts, sources, targets, num_known_tokens)
-    token_ids.index_copy_(0, last_known, states[0][:, LAST_TOKEN].index_select(0, sampling_index).long())
-    max_blocks = -(-int(layout.seq_lens.max()) // batch.block_size)
-    tables = [
-        GroupTables(state[:, FIRST_BLOCK : FIRST_BLOCK + max_blocks].index_select(0, rows), slot_mapping)
-        for state, slot_mapping in zip(states, slot_mappings, strict=True)
-    ]
-    metadata = AttentionMetadata(
-        query_start_loc=starts,
-        seq_lens=seq_lens,
-        block_tables=tables[0].block_tables,
-        slot_mapping=tables[0].slot_mapping,
-        query_start_loc_list=layout.query_start_loc.tolist(),
-        seq_lens_list=layout.seq_lens.tolist(),
-        max_query_len=int(step.num_scheduled_tokens.max()),
-        max_seq_len=int(layout.seq_lens.max()),
-        states=state_rows,
-        vectors=vectors,
-    )
-    model = ModelInputs(
-        token_ids=token_ids,
-        positions=positions,
-        attention_metadata=metadata.with_groups(tables, batch.layer_to_group),
-        logits_indices=logits_indices,
-        sampling_indices=layout.sampling_indices,
-        query_start_loc=layout.query_start_loc,
-        token_types=None if layout.token_types is None else token_types,
-    )
-    return DeviceInputs(model, device_rows)
+        *mappings, sources, targets, num_known_tokens = mappings
+        states = StateRows(single.query_start_loc, sources, targets, num_known_tokens)
+    return single._replace(slot_mappings=mappings, states=states)

@@ -91,6 +91,8 @@ class DeviceSamplingRows:
             value = getattr(params, name)
             if value != default and not (isinstance(value, Sized) and not value):
                 return name
+        if params.use_beam_search and (params.min_tokens or params.repetition_penalty != 1.0):
+            return "changed log-probabilities of beams"
         if len(_ending_token_ids(params, eos_token_ids)) > MAX_ENDING_TOKENS:
             return f"min_tokens with more than {MAX_ENDING_TOKENS} ending tokens"
         return None

@@ -62,10 +62,10 @@ class FetchedSample:
 class DeviceSteps:
     """Steps of a language model whose rows are on the device.
 
-    Steps in which every row decodes without an adapter are captured and replayed; all others are launched operation by
-    operation. So is the last token of a prompt alone, if a vector stands in its place: captured steps take ids. The
-    host waits for the last step only if it needs its tokens: for drafts, and for rows with parameters that the device's
-    sampler does not support.
+    Steps in which every row decodes are captured and replayed; all others are launched operation by operation. So are
+    those whose adapters change experts, for which the host waits, and the last token of a prompt alone, if a vector
+    stands in its place: captured steps take ids. The host waits for the last step only if it needs its tokens: for
+    drafts, and for rows with parameters that the device's sampler does not support.
     """
 
     def __init__(
@@ -113,16 +113,14 @@ class DeviceSteps:
         )
         self._unread: deque[PendingOutput] = deque()
         self._max_num_drafts = config.max_num_drafts
-        self._lists_sizes = bool(config.cuda_graph_sizes)
         self._graphs, self._reason_for_none = None, _reason_against_graphs(model, config)
-        most_rows = config.max_num_seqs
+        most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
         if batch.has_states:  # a row holds two of them, beside the one before the first token
             most_rows = min(most_rows, max((batch.num_state_blocks - 1) // 2, 1))
         sizes = decode_sizes(most_rows, config.cuda_graph_sizes)
         if not self._reason_for_none and sizes:
             parts = (model, kv_caches, self._rows, sampling_rows, runtime, self._staging)
-            groups = batch.layer_to_group
-            self._graphs = DecodeGraphs(*parts, sizes, batch.block_size, groups, batch.num_state_blocks)
+            self._graphs = DecodeGraphs(*parts, sizes, batch, adapters)
 
     def settle(self, scheduled: SchedulerOutput) -> None:
         """Waits for the step before the last one, and for the last one too if the next step depends on its tokens.
@@ -155,9 +153,9 @@ class DeviceSteps:
 
     @torch.inference_mode()
     def finish_warm_up(self) -> None:
-        """Captures the common sizes of decode steps."""
+        """Captures all sizes of decode steps, so that none is captured while streams run."""
         if self._graphs is not None:
-            self._graphs.capture_common(all_sizes=self._lists_sizes)
+            self._graphs.capture_all()
 
     def make_room(self) -> None:
         """Frees the memory of captured graphs."""
@@ -186,13 +184,16 @@ class DeviceSteps:
                 self._read(0)  # the host's sampler needs all earlier tokens
             self._rows.update(step.rows, rows)
         self._timing.note_step(step.num_tokens)
-        is_adapted = self._adapters is not None and bool(
-            self._adapters.begin_step(self._batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
-        )
         is_decode = len(indices) == len(step.rows) and int(step.num_scheduled_tokens.max()) == 1
+        num_adapted = 0
+        if self._adapters is not None:
+            numbers = self._batch.adapter_numbers[step.rows]
+            if self._adapters.begin_step(numbers, step.num_scheduled_tokens):
+                num_adapted = self._adapters.num_capturable_layers
+                is_decode = is_decode and num_adapted > 0
         vectors = self._find_vectors(step) if self._batch.media else None
-        if is_decode and not is_adapted and vectors is None and self._graphs is not None:
-            pending = self._repeat_decode(self._graphs, step, is_refused, token_masks)
+        if is_decode and vectors is None and self._graphs is not None:
+            pending = self._repeat_decode(self._graphs, step, num_adapted, is_refused, token_masks)
             if pending is not None:
                 return pending
         return self._run_eagerly(step, vectors, is_refused, token_masks)
@@ -201,16 +202,19 @@ class DeviceSteps:
         self,
         graphs: DecodeGraphs,
         step: StepRows,
+        num_adapted: int,
         is_refused: npt.NDArray[np.bool_],
         token_masks: MakeTokenMasks | None,
     ) -> PendingStep | None:
         rows, indices = step.rows, np.arange(len(step.rows))
-        if token_masks is None and not is_refused.any() and not self._device_sampler.has_logprobs(rows):
+        is_of_device = token_masks is None and not is_refused.any() and not self._device_sampler.has_logprobs(rows)
+        if is_of_device and not num_adapted:
             with self._timing.forward:
                 results = graphs.sample(rows, self._device_sampler.update(rows), step.states)
-            return None if results is None else self._finish(step, indices, results)
+            if results is not None:
+                return self._finish(step, indices, results)
         with self._timing.forward:
-            decoded = graphs.compute_logits(rows, step.states)
+            decoded = graphs.compute_logits(rows, step.states, num_adapted)
         if decoded is None:
             return None
         return self._sample(step, indices, Computed(decoded[0]), decoded[1], is_refused, token_masks)
