@@ -45,6 +45,15 @@ def test_a_check_executes_nothing(tmp_path: Path):
     assert not hasattr(sys, "was_executed")
 
 
+def test_no_plug_in_is_looked_for_beside_a_name_of_this_package(tmp_path: Path):
+    """Published lines name a file of another engine for a format that is built in."""
+    missing = str(tmp_path / "nano_v3_reasoning_parser.py")
+    check_parser("nano_v3", missing, is_reasoning=True)
+    assert reasoning_parser("nano_v3", missing) is reasoning_parser("nano_v3")
+    with pytest.raises(UnknownParserError, match="cannot be read"):
+        check_parser("other", missing, is_reasoning=True)
+
+
 def test_a_module_and_class_is_found_where_python_finds_it():
     assert load_plugin("llmstack_output_parsers:HermesToolParser", "x") is HermesToolParser
 

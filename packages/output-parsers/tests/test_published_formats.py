@@ -57,6 +57,8 @@ ONE_CALL = {
     "inkling": '<|content_invoke_tool_json|>{"name": "get_weather", "args": ' f"{json.dumps(PARIS)}}}<|end_message|>",
     "minimax_m3": f'{MM}<tool_call>\n{MM}<invoke name="get_weather">\n{MM}<city>{CITY}{MM}</city>\n'
     f"{MM}<days>3{MM}</days>\n{MM}</invoke>\n{MM}</tool_call>",
+    "minicpm5": f'<function name="get_weather"><param name="city">{CITY}</param><param name="days">3</param>'
+    "</function>",
     "muse_glimmer": '<atem:function_calls>\n<atem:invoke name="get_weather.get_weather">\n'
     f'<atem:parameter name="city">{CITY}</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
     "</atem:invoke>\n</atem:function_calls>",
@@ -93,6 +95,7 @@ NO_CALLS = {
     "inkling": ("<|content_invoke_tool_json|>", " nothing"),
     "dots": ("<dots_function_call>", " nothing"),
     "minimax_m2": ("<minimax:tool_call>", " nothing"),
+    "minicpm5": ('<function name="', ">nothing"),
     "minimax_m3": (f"{MM}<tool_call>", " nothing"),
     "openai": ("", "a <|mess to=functions.now"),
     "phi4_mini": ("", "functools are useful"),
@@ -112,6 +115,7 @@ REASONED = {
     "minimax_m2": "why\nnot\n</think>\n\nYes",
     "minimax_m3": "<mm:think>why\nnot</mm:think>Yes",
     "muse_glimmer": " to=self<|message|>why\nnot<|eom|><|start|>assistant to=user<|message|>Yes<|eot|>",
+    "nano_v3": "why\nnot\n</think>\nYes",
     "nemotron_v3": "<think>\nwhy\nnot\n</think>\nYes",
     "olmo3": "<think>why\nnot</think>Yes",
     "openai": "<|channel|>analysis<|message|>why\nnot<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>",

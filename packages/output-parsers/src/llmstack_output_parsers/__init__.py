@@ -16,7 +16,8 @@ from llmstack_output_parsers.registry import (
     reasoning_parser,
     tool_parser,
 )
-from llmstack_output_parsers.tagged_calls import Qwen3CoderToolParser, TaggedToolParser
+from llmstack_output_parsers.tagged_calls import TaggedToolParser
+from llmstack_output_parsers.tagged_formats import Qwen3CoderToolParser
 
 __all__ = [
     "REASONING_PARSERS",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from xml.sax.saxutils import escape
 
 NAME = "get_weather"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
@@ -125,6 +126,9 @@ EXAMPLE_CALLS: Mapping[str, Callable[[str], str]] = {
     "llama4_pythonic": _pythonic,
     "longcat": lambda city: f"<longcat_tool_call>{_object(city)}</longcat_tool_call>",
     "mimo": lambda city: f"<tool_call>\n{_equals(city, '')}\n</tool_call>",
+    "minicpm5": lambda city: (
+        f'<function name="{NAME}"><param name="city">{escape(city)}</param><param name="days">3</param></function>'
+    ),
     "minimax": lambda city: f"<tool_calls>\n{_object(city)}\n</tool_calls>",
     "minimax_m2": lambda city: f"<minimax:tool_call>\n{_quoted(city)}\n</minimax:tool_call>",
     "minimax_m3": _minimax_m3,

@@ -15,7 +15,6 @@ from llmstack_output_parsers.parser import ToolParser
 from llmstack_output_parsers.reader import SPACES, Steps
 
 MAX_NAME_CHARS = 256
-_NAME = "name"
 _OTHER_KEYS = ("id", "type")
 _SPACES = frozenset(SPACES)
 
@@ -37,9 +36,11 @@ class JsonCallParser(ToolParser):
     becomes content if it is not a call. All text after that is passed on as the model writes it, except for slips.
 
     Attributes:
+        name_key: Key of the name in the object.
         argument_keys: Keys of the arguments in the object.
     """
 
+    name_key: ClassVar[str] = "name"
     argument_keys: ClassVar[Sequence[str]] = ("arguments", "parameters")
 
     def read_call(self, before: str = "", *, is_certain: bool) -> Steps[bool]:
@@ -84,7 +85,7 @@ class JsonCallParser(ToolParser):
 
     def _read_member(self, call: _Call, key: str) -> Steps[bool]:
         """Parses the value of `key`; False if there can be no call, or no more of it."""
-        if key == _NAME and not call.name:
+        if key == self.name_key and not call.name:
             call.name = yield from self._read_name(call.is_certain)
             return bool(call.name)
         if key in self.argument_keys and not call.has_begun and not call.arguments:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llmstack_output_parsers.json_calls import MAX_NAME_CHARS
 from llmstack_output_parsers.reader import MAX_HELD_CHARS, SPACES, Steps, without_cut_tag
@@ -70,14 +69,14 @@ class MiniMaxM3ToolParser(TaggedToolParser):
         name = yield from self.reader.take_while(_ELEMENT_CHARACTERS, MAX_NAME_CHARS)
         return name.strip() if (yield from self.reader.take_if(">")) else ""
 
-    def _pass_element(self, schemas: Schemas, name: str, schema: Mapping[str, Any], max_depth: int) -> Steps[bool]:
+    def _pass_element(self, schemas: Schemas, name: str, schema: Mapping[str, object], max_depth: int) -> Steps[bool]:
         """Writes the value of an element whose opening tag was taken; False if it is malformed or incomplete."""
         self._open.append(name)
         is_whole = yield from self._pass_value(schemas, name, schema, max_depth)
         self._open.pop()
         return is_whole
 
-    def _pass_value(self, schemas: Schemas, name: str, schema: Mapping[str, Any], max_depth: int) -> Steps[bool]:
+    def _pass_value(self, schemas: Schemas, name: str, schema: Mapping[str, object], max_depth: int) -> Steps[bool]:
         types = schemas.types_of(schema)
         if types == {"string"}:
             return (yield from self._pass_text(name))

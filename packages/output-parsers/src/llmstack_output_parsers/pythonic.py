@@ -189,10 +189,15 @@ class PythonicToolParser(ToolParser):
 
 
 class Lfm2ToolParser(PythonicToolParser):
-    """The same list between `<|tool_call_start|>` and `<|tool_call_end|>`, anywhere in the message."""
+    """The same list between `<|tool_call_start|>` and `<|tool_call_end|>`, anywhere in the message.
+
+    Attributes:
+        closings: Texts that may stand after a list.
+    """
 
     kept_tokens = ("<|tool_call_start|>", "<|tool_call_end|>")
     starts = (kept_tokens[0],)
+    closings: Sequence[str] = (kept_tokens[1],)
 
     def run(self) -> Steps[None]:
         """Parses content and calls, alternating."""
@@ -200,7 +205,8 @@ class Lfm2ToolParser(PythonicToolParser):
             self.reader.hold()
             if (yield from self.read_list(before)):
                 yield from self.reader.take_spaces()
-                yield from self.reader.take_if("<|tool_call_end|>")
+                for closing in self.closings:
+                    yield from self.reader.take_if(closing)
 
 
 class Olmo3ToolParser(PythonicToolParser):

@@ -183,11 +183,12 @@ class Reader:
         self.num_visited += end - self._position + 1
         return self.take(end - self._position)
 
-    def take_until(self, markers: Sequence[str]) -> tuple[str, str]:
+    def take_until(self, markers: Sequence[str], max_chars: int | None = None) -> tuple[str, str]:
         """The text before the first marker, and the marker, which is taken; empty if there is none.
 
         A possible start of a marker at the end of the text is not taken, unless the text is complete.
         `markers`: All begin with the same character; none is a prefix of another.
+        `max_chars`: No more is taken, and a marker behind so many characters is not found.
         """
         start, found = self._position, ""
         while not found and (start := self._text.find(markers[0][0], start)) >= 0:
@@ -196,7 +197,10 @@ class Reader:
             if found or self._may_begin(markers, start):
                 break
             start += 1
-        before = self.take((start if start >= 0 else len(self._text)) - self._position)
+        num_before = (start if start >= 0 else len(self._text)) - self._position
+        if max_chars is not None and num_before >= max_chars:
+            num_before, found = max_chars, ""
+        before = self.take(num_before)
         self.num_visited += len(before)
         self.take(len(found))
         return before, found

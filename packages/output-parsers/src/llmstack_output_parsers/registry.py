@@ -26,6 +26,7 @@ from llmstack_output_parsers.marked_json import (
     MiniMaxToolParser,
     Phi4MiniToolParser,
 )
+from llmstack_output_parsers.minicpm import MiniCPM5ToolParser
 from llmstack_output_parsers.minimax_m3 import MiniMaxM3ToolParser
 from llmstack_output_parsers.muse import MuseReasoningParser, MuseToolParser
 from llmstack_output_parsers.parser import ToolSchemas
@@ -47,7 +48,7 @@ from llmstack_output_parsers.reasoning import (
     SeedOssParser,
     ThinkParser,
 )
-from llmstack_output_parsers.tagged_calls import (
+from llmstack_output_parsers.tagged_formats import (
     DeepSeekV4ToolParser,
     DeepSeekV32ToolParser,
     DotsToolParser,
@@ -133,6 +134,7 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "llama4_pythonic": PythonicToolParser,
     "longcat": LongCatToolParser,
     "mimo": MiMoToolParser,
+    "minicpm5": MiniCPM5ToolParser,
     "minimax": MiniMaxToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
     "minimax_m3": MiniMaxM3ToolParser,
@@ -174,6 +176,7 @@ REASONING_PARSERS: Mapping[str, ReasoningParserFactory] = {
     "minimax_m3": MiniMaxM3Parser,
     "mistral": MistralReasoningParser,
     "muse_glimmer": MuseReasoningParser,
+    "nano_v3": DeepSeekR1Parser,
     "nemotron_v3": ThinkParser,
     "olmo3": ThinkParser,
     "openai": HarmonyReasoningParser,
@@ -204,13 +207,17 @@ def reasoning_parser(name: str, plugin: str | None = None) -> ReasoningParserFac
 def check_parser(name: str, plugin: str | None, *, is_reasoning: bool) -> None:
     """Refuses a name that no parser has, or a plug-in that cannot work; nothing of the plug-in is executed.
 
+    A name of this package needs no plug-in, so none is looked for.
+
     Raises:
         UnknownParserError: There is no such parser.
     """
     ours = REASONING_PARSERS if is_reasoning else TOOL_PARSERS
+    if name in ours:
+        return
     if plugin is not None:
         check_plugin(plugin)
-    elif name not in ours:
+    else:
         _find(name, None, ours, REASONING_GROUP if is_reasoning else TOOL_GROUP)
 
 

@@ -35,14 +35,14 @@ def json_text(value: object) -> str:
 class Schemas:
     """The schema of a function's parameters, in which references are followed."""
 
-    def __init__(self, parameters: Mapping[str, Any] | None) -> None:
+    def __init__(self, parameters: Mapping[str, object] | None) -> None:
         self._root: Mapping[str, Any] = parameters or {}
 
     def of_property(self, name: str) -> Mapping[str, Any]:
         """The schema of one parameter; empty where there is none."""
         return self.property_of(self._root, name)
 
-    def property_of(self, schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    def property_of(self, schema: Mapping[str, object], name: str) -> Mapping[str, Any]:
         """The schema of a property; empty where there is none."""
         for part in self._parts(schema):
             properties = part.get("properties")
@@ -51,20 +51,20 @@ class Schemas:
                 return found
         return {}
 
-    def items_of(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    def items_of(self, schema: Mapping[str, object]) -> Mapping[str, Any]:
         """The schema of the entries of an array; empty where there is none."""
         found = (part.get("items") for part in self._parts(schema))
         return next((items for items in found if isinstance(items, Mapping)), {})
 
-    def types_of(self, schema: Mapping[str, Any]) -> frozenset[str]:
+    def types_of(self, schema: Mapping[str, object]) -> frozenset[str]:
         """The types that the schema permits, as far as it names or implies any; empty if it does not."""
         return self._types_of(schema, _Budget())
 
-    def is_string(self, schema: Mapping[str, Any]) -> bool:
+    def is_string(self, schema: Mapping[str, object]) -> bool:
         """Whether the value is a string; it is if the schema names no type."""
         return self.types_of(schema) <= {"string"}
 
-    def converted(self, text: str, schema: Mapping[str, Any]) -> str:
+    def converted(self, text: str, schema: Mapping[str, object]) -> str:
         """The JSON text of the value, if the text is JSON of a type in the schema; else a string."""
         bare = text.strip()
         literal = _LITERALS.get(bare.lower(), bare)
@@ -78,7 +78,7 @@ class Schemas:
             return json_text(text)
         return literal if is_meant else json_text(text)
 
-    def _is_listed(self, value: object, schema: Mapping[str, Any]) -> bool:
+    def _is_listed(self, value: object, schema: Mapping[str, object]) -> bool:
         """Whether the value is one of the values that the schema lists."""
         return any(
             listed == value and isinstance(listed, bool) == isinstance(value, bool)
@@ -86,7 +86,7 @@ class Schemas:
             for listed in _listed_values(part)
         )
 
-    def _types_of(self, schema: Mapping[str, Any], budget: _Budget) -> frozenset[str]:
+    def _types_of(self, schema: Mapping[str, object], budget: _Budget) -> frozenset[str]:
         """What the schema itself and all that it refers to permit together."""
         if not budget.spend():
             return frozenset()
@@ -104,7 +104,7 @@ class Schemas:
             types = (types & wide or types) if types else wide
         return types | {"null"} if types and schema.get("nullable") is True else types
 
-    def _parts(self, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    def _parts(self, schema: Mapping[str, object]) -> Iterator[Mapping[str, Any]]:
         """The schema and all that it refers to, each with its own keywords."""
         budget, waiting = _Budget(), [schema]
         while waiting and budget.spend():
@@ -115,12 +115,12 @@ class Schemas:
             for key in ("allOf", "anyOf", "oneOf"):
                 waiting += _subschemas(part, key)
 
-    def _target(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _target(self, schema: Mapping[str, object]) -> Mapping[str, Any] | None:
         """The schema in the same document to which `$ref` points; None if there is none."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
-        found: Any = self._root
+        found: object = self._root
         for step in reference[1:].split("/")[1:_MAX_ALTERNATIVES]:
             key = step.replace("~1", "/").replace("~0", "~")
             if isinstance(found, list | tuple) and key.isdecimal():
@@ -142,7 +142,7 @@ class _Budget:
         return self._num_left >= 0
 
 
-def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
+def _own_types(schema: Mapping[str, object]) -> frozenset[str]:
     """The types in the keywords of the schema itself: named, or those of its listed values, or implied."""
     named = schema.get("type")
     if isinstance(named, str):
@@ -155,14 +155,14 @@ def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-def _listed_values(schema: Mapping[str, Any]) -> list[object]:
+def _listed_values(schema: Mapping[str, object]) -> list[object]:
     if "const" in schema:
         return [schema["const"]]
     listed = schema.get("enum")
     return list(listed) if isinstance(listed, list | tuple) else []
 
 
-def _subschemas(schema: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def _subschemas(schema: Mapping[str, object], key: str) -> list[Mapping[str, Any]]:
     found = schema.get(key)
     entries = found[:_MAX_ALTERNATIVES] if isinstance(found, list | tuple) else ()
     return [entry for entry in entries if isinstance(entry, Mapping)]
