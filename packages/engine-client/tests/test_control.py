@@ -21,10 +21,14 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     Control.LOAD_ADAPTER: ("a@d.1", "folder"),
     Control.UNLOAD_ADAPTER: ("a@d.1",),
     Control.SET_LOG_LEVEL: ("warning",),
+    Control.UPDATE_WEIGHTS: ("folder",),
+    Control.RELEASE_SESSIONS: ("tenant", "session"),
 }
 RESULT_TYPES = {
     Control.LOAD_ADAPTER: str,
     Control.START_PROFILE: str,
+    Control.UPDATE_WEIGHTS: tuple,
+    Control.RELEASE_SESSIONS: tuple,
     Control.STOP_PROFILE: str,
     Control.STATS: SchedulerStats,
     Control.RECENT_STEPS: StepRecording,
@@ -56,6 +60,7 @@ def test_the_results_of_several_engine_cores_are_combined_for_every_operation() 
     ]
     assert MERGES[Control.START_PROFILE.merged](["", "No."]) == "No."
     assert MERGES[Control.STOP_PROFILE.merged](["a", "", "b\nc"]) == "a\nb\nc"
+    assert MERGES[Control.RELEASE_SESSIONS.merged]([(1, 64), (0, 0), (2, 16)]) == (3, 80)
 
 
 def test_an_operation_that_fails_ends_an_engine_core_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ async def test_one_that_a_signal_ends_while_it_replaces_another_is_replaced_too(
         async with watched("load_delay_s=0.5") as one:
             await one.wait_until_ready()
             await one.strike(signal.SIGKILL)
-            await until(lambda one=one: any(one.engines.processes[0].directory.iterdir()))  # it loads
+            await until(lambda one=one: any(one.engines.processes[0].directory.glob("*")))  # it loads
             await one.strike(number)
             await one.wait_until_ready()
             assert one.deaths == []

@@ -71,6 +71,15 @@ def test_one_request_may_take_a_part_of_each_step_only():
     assert first_token(EngineLoad(), limits, MODEL, NOTHING, 50, 0.0).ttft_s == pytest.approx(2.0 + 2.0 + 1.1)
 
 
+@pytest.mark.parametrize(("base_s", "num_steps"), [(0.01, 5), (0.06, 4), (0.1, 3), (0.4, 2)])
+def test_beside_a_stream_a_prompt_takes_the_steps_that_its_pace_cuts(base_s, num_steps):
+    # The time of prompts: two steps of the stream, ten times the base, the same, and the limit of four further steps.
+    model = LinearCostModel(base_s, 0.01, max(0.2 - base_s, 0.0), 0.0)
+    limits = StepLimits(max_num_rows=4, max_num_tokens=1000, max_itl_steps=5.0)
+    found = first_token(EngineLoad(end_s=0.0, num_running=1), limits, model, NOTHING, 190, 0.0)
+    assert found.ttft_s - found.wait_s == pytest.approx(1.9 + num_steps * model.step_s(StepWork(0, 1, 0)))
+
+
 def test_prompts_that_do_not_share_a_step_take_one_after_the_other():
     limits = StepLimits(max_num_rows=9, max_num_tokens=100, max_prefill_tokens=20)
     together = QueuedTokens(num_waiting=10, num_requests=1)
@@ -247,3 +256,17 @@ def test_reports_of_the_same_moment_are_no_steps():
     assert predictor.predict(NOTHING, 50, 5.0) is None
     last_s = reported(predictor, begin_s=5.0, step=40)
     assert predictor.predict(NOTHING, 50, last_s) == pytest.approx((1.0, 2.5), rel=0.05)
+
+
+def test_a_long_prompt_that_lets_shorter_ones_go_first_holds_them_for_a_step():
+    limits = LIMITS._replace(shorter_prompts_first=True)
+    long = EngineLoad(end_s=0.0, num_running=1, num_prefill_tokens=5000)
+    few = long._replace(num_prefill_tokens=150)
+
+    def ttft_s(limits, load, num_tokens):
+        return first_token(load, limits, MODEL, NOTHING, num_tokens, 0.0).ttft_s
+
+    assert ttft_s(LIMITS, long, 50) > 90
+    assert ttft_s(limits, long, 50) < 5
+    assert ttft_s(limits, long, 3000) == ttft_s(LIMITS, long, 3000)
+    assert ttft_s(limits, few, 50) == ttft_s(LIMITS, few, 50)

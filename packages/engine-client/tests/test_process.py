@@ -7,16 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import zmq
 from engine_core_helpers.messages import decode_engine_message, encode
-from engine_core_helpers.processes import is_running
+from engine_core_helpers.processes import eventually, is_running
 
 from llmstack_engine_client.processes.launcher import launch_engine_process
 from llmstack_engine_client.processes.supervisor import EngineProcess
@@ -24,7 +24,7 @@ from llmstack_engine_core import EngineConfig
 from llmstack_engine_core import process as process_module
 from llmstack_engine_core.ipc.sockets import (
     connect_client_socket,
-    make_private_directory,
+    name_private_directory,
     private_address,
     remove_places,
 )
@@ -49,15 +49,6 @@ def request(request_id: str, max_tokens: int = 4) -> EngineCoreRequest:
 
 def config(options: str = "", runner: str = "echo") -> EngineConfig:
     return EngineConfig(ModelRunnerConfig(f"echo?{options}"), runner=runner, log_level="WARNING", shutdown_grace_s=3.0)
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class Peer:
@@ -248,7 +239,7 @@ def test_the_directory_is_private_and_the_process_in_a_session_of_its_own(proces
 
 def test_the_process_ends_on_sigterm_while_loading() -> None:
     process = launch_engine_process(config("load_delay_s=60"))
-    assert eventually(lambda: any(process.directory.iterdir()))
+    assert eventually(lambda: any(process.directory.glob("*")))
     os.kill(process.pid, signal.SIGTERM)
     assert eventually(lambda: not process.is_alive)
     assert process.describe_end() == "exit status 0"
@@ -277,7 +268,7 @@ def test_an_engine_core_whose_parent_was_killed_ends_and_removes_its_directory(o
             client.wait_until_ready()
             client.add_request(EngineCoreRequest("r", [1], SamplingParams(max_tokens=100_000, seed=0)))
         elif "61" not in "{options}":  # else it is killed at once, while the other one imports its modules
-            while not any(client._process.directory.iterdir()):
+            while not any(client._process.directory.glob("*")):
                 time.sleep(0.01)
         print(client.pid, client._process.directory, flush=True)
         time.sleep(600)
@@ -346,8 +337,8 @@ def test_a_lost_rank_is_one_sentence_in_the_log_and_a_bug_has_a_traceback(
 
     monkeypatch.setattr("llmstack_engine_core.engine_core_proc.EngineCoreProc.__init__", lambda self, *parts: None)
     monkeypatch.setattr("llmstack_engine_core.engine_core_proc.EngineCoreProc.run", fail)
-    directory = make_private_directory()
-    order = SimpleNamespace(config=config(), address=private_address(directory))
+    directory = name_private_directory()
+    order = SimpleNamespace(config=config(), directory=directory, address=private_address(directory))
 
     def shut_down() -> None:
         process_module._exit_on_signal(signal.SIGTERM, None)  # its parent stops what has failed
@@ -360,6 +351,21 @@ def test_a_lost_rank_is_one_sentence_in_the_log_and_a_bug_has_a_traceback(
     assert not directory.exists()
     (record,) = caplog.records
     assert (str(error) in record.getMessage(), record.exc_info is not None) == (not has_traceback, bool(has_traceback))
+
+
+def test_a_launcher_that_is_killed_before_its_order_leaves_no_directory() -> None:
+    script = """
+import os
+from llmstack_engine_client.processes import launcher
+from llmstack_engine_core import EngineConfig
+from llmstack_types import ModelRunnerConfig
+launcher.send_start_order = lambda *order: os._exit(9)
+launcher.launch_engine_process(EngineConfig(ModelRunnerConfig("echo"), runner="echo"))
+"""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own is too long for sockets beside other workers
+        environment = {**os.environ, "XDG_RUNTIME_DIR": folder}
+        assert subprocess.run([sys.executable, "-c", script], env=environment, timeout=60).returncode == 9
+        assert list(Path(folder).iterdir()) == []
 
 
 def test_a_signal_during_an_import_ends_the_process_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

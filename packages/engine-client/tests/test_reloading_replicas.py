@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
-from engine_client_helpers.scripted import OTHER, READY, Engine
+from engine_client_helpers.scripted import OTHER, READY, Engine, SpokenTo
 
 from llmstack_engine_client import RecoveringClient, ReloadingClient
 from llmstack_engine_client.replicas.exchangeable import ReplicasClient
 from llmstack_engine_core import EngineConfig
-from llmstack_types import Control, EngineCoreRequest, EngineReady, EngineStartError, ModelRunnerConfig, SamplingParams
+from llmstack_types import Control, EngineReady, EngineStartError, ModelRunnerConfig
 
 CONFIG = EngineConfig(ModelRunnerConfig("echo", num_engines=2), runner="echo")
 
 
-class Server:
+class Server(SpokenTo):
     """A client whose engine cores are the test; `generations` are those of each reload."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.generations: list[list[Engine]] = []
         self.readies: list[EngineReady | None] = [READY, READY]
-        self.tokens: dict[str, list[int]] = {}
-        self.ends: dict[str, str | None] = {}
         self.client = ReloadingClient(CONFIG, self.start)
 
     def start(self, config: EngineConfig, addresses: Sequence[str]) -> ReplicasClient:
@@ -39,25 +36,6 @@ class Server:
             return start
 
         return ReplicasClient([RecoveringClient(starter(ready), max_restarts=3) for ready in self.readies])
-
-    async def add(self, *request_ids: str, fork_of: str = "", **fields: Any) -> None:
-        for request_id in request_ids:
-            params = SamplingParams(max_tokens=8, seed=0, **fields)
-            await self.client.add_request(EngineCoreRequest(request_id, [5, 6, 7], params, fork_of=fork_of))
-
-    async def read_until(self, is_done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not is_done():
-                reading = asyncio.ensure_future(self.client.get_outputs())
-                while not reading.done() and not is_done():  # noqa: ASYNC110  # there is no event to wait for
-                    await asyncio.sleep(0)
-                if not reading.done():
-                    reading.cancel()
-                    return
-                for output in reading.result().outputs:
-                    self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
-                    if output.finish_reason is not None:
-                        self.ends[output.request_id] = output.error
 
 
 async def test_each_replica_finishes_its_requests_and_the_next_ones_get_the_new_ones() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_client_helpers.scripted import OTHER, READY, Engine
+from engine_client_helpers.scripted import OTHER, READY, Engine, SpokenTo
 
 from llmstack_engine_client import BalancedClient, RecoveringClient
 from llmstack_engine_core.contract import numeric_contract_id
@@ -25,13 +25,12 @@ from llmstack_types import (
 )
 
 
-class Replicas:
+class Replicas(SpokenTo):
     """Replicas with all engine cores that each of them had, and what they said."""
 
     def __init__(self, *readies: EngineReady | None, max_restarts: int = 3, **options: Any) -> None:
+        super().__init__()
         self.engines: list[list[Engine]] = [[] for _ in readies]
-        self.tokens: dict[str, list[int]] = {}
-        self.ends: dict[str, str | None] = {}
 
         def starter(index: int) -> Callable[[], Engine]:
             def start() -> Engine:  # a replacement is ready when the test says so
@@ -42,25 +41,6 @@ class Replicas:
 
         clients = [RecoveringClient(starter(index), max_restarts) for index in range(len(readies))]
         self.client = BalancedClient(clients, **options)
-
-    async def add(self, *request_ids: str, **fields: Any) -> None:
-        for request_id in request_ids:
-            params = SamplingParams(max_tokens=8, seed=0, **fields)
-            await self.client.add_request(EngineCoreRequest(request_id, [5, 6, 7], params))
-
-    async def read_until(self, is_done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not is_done():
-                reading = asyncio.ensure_future(self.client.get_outputs())
-                while not reading.done() and not is_done():  # noqa: ASYNC110  # there is no event to wait for
-                    await asyncio.sleep(0)
-                if not reading.done():
-                    reading.cancel()
-                    return
-                for output in reading.result().outputs:
-                    self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
-                    if output.finish_reason is not None:
-                        self.ends[output.request_id] = output.error
 
 
 async def test_requests_of_a_dead_replica_go_on_in_another_one_before_its_replacement_is_ready() -> None:
@@ -229,7 +209,8 @@ def test_the_contract_id_follows_all_that_bits_depend_on_and_nothing_else() -> N
     own = numeric_contract_id(config, "float32", "float32", 257, backends)
     assert len({own, *ids}) == len(ids) + 1
     same = replace(config, model_path="elsewhere", max_model_len=4096, num_engines=4)
-    assert numeric_contract_id(same, "float32", "float32", 257, {**backends, "decode": "eager"}) == own
+    for entry in ("decode", "caches"):
+        assert numeric_contract_id(same, "float32", "float32", 257, {**backends, entry: "other"}) == own
     one = replace(config, tensor_parallel_size=1)
     stages, ranks = replace(one, pipeline_parallel_size=2), {**backends, "ranks": "2 stages"}  # these change no bit
     assert numeric_contract_id(stages, "float32", "float32", 257, ranks) == ids[0]

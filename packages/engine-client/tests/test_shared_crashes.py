@@ -67,12 +67,12 @@ class Shared:
             await self.client.add_request(EngineCoreRequest(request_id, [5, 6], SamplingParams(max_tokens=8, seed=0)))
 
     async def die(self, how: str = "", *, is_outside: bool = False) -> None:
-        """Returns when another engine core is there; `how` comes from the supervisor."""
+        """Returns when another engine core is ready; `how` comes from the supervisor."""
         number = len(self.engines)
         if how:
             self.client.note_death(number, how, is_outside=is_outside)
         self.engine.die()
-        await wait_until(lambda: len(self.engines) > number)
+        await wait_until(lambda: len(self.engines) > number and self.engine.is_up)
 
     async def close(self) -> None:
         self._reading.cancel()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from llmstack_engine_core.beams import BeamSearch
 from llmstack_types import EngineCoreRequest, FinishReason, SamplingParams, TokenLogprobs
+from llmstack_types.engine_core import MIN_LOGPROB
 
 EOS = 0
 
@@ -147,3 +148,30 @@ def test_logprobs_hold_the_token_its_rank_and_the_likeliest_beside_it():
             assert entry.rank == 1 + sum(logprob > expected[token_id] for logprob in expected)
             assert list(entry.logprobs[1:]) == sorted(expected, reverse=True)[:2]
     assert run(make(2, 3), 5).complete[0].beam.logprobs == ()
+
+
+def test_tokens_that_are_not_allowed_become_no_beam():
+    search = make(3, max_tokens=2)
+    search.advance([TokenLogprobs((5, 4, 2, 1), (-0.1, -0.1, -3.0, MIN_LOGPROB), 1)])
+    assert [beam.token_ids for beam in search.running] == [(4,), (2,)]
+    search.advance([TokenLogprobs((5, 4), (-0.1, -0.1), 1), TokenLogprobs((5, 6, 7), (-0.2, -0.2, MIN_LOGPROB), 1)])
+    assert search.is_over
+    assert sequences(search) == [(4, 4), (2, 6)]
+
+
+def test_a_forced_end_is_the_last_token_of_a_beam_and_costs_nothing():
+    plain, forced = (
+        make(3, max_tokens=4, ignore_eos=True),
+        make(3, max_tokens=4, ignore_eos=True, forced_eos_token_id=EOS),
+    )
+    shorter = run(make(3, max_tokens=3, ignore_eos=True))
+    for search in (plain, forced):
+        run(search)
+    assert sequences(forced) == [(*tokens, EOS) for tokens in sequences(shorter)] != sequences(plain)
+    assert [one.finish_reason for one in forced.complete] == [FinishReason.LENGTH] * 3
+    assert [one.beam.logprob for one in forced.complete] == [one.beam.logprob for one in shorter.complete]
+
+
+def test_a_forced_first_token_counts_in_the_length():
+    search = run(make(2, max_tokens=3, ignore_eos=True, length_penalty=2.0, forced_bos_token_id=5))
+    assert [one.score for one in search.complete] == [one.beam.logprob / 4**2 for one in search.complete]

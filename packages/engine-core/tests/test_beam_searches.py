@@ -340,4 +340,4 @@ def test_more_beams_than_there_are_sequences_are_an_error_and_no_wait():
     rig = Rig()
     rig.add("a", 12, max_tokens=1)
     rig.finish()
-    assert "vocabulary" in (rig.outputs["11_a"].error or "")
+    assert "fewer answers that are allowed" in (rig.outputs["11_a"].error or "")

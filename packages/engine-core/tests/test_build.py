@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from llmstack_engine_core import EngineConfig, SchedulerConfig, SpeculativeConfig, build_engine_core
-from llmstack_engine_core.build import choose_drafts, resolve_async_scheduling
+from llmstack_engine_core.build import choose_drafts, choose_limits, resolve_async_scheduling
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.testing import EchoModelRunner
-from llmstack_types import EngineStartError, ModelRunnerConfig
+from llmstack_kv_cache.session_order import SessionOrder
+from llmstack_types import EngineCoreRequest, EngineStartError, ModelRunnerConfig, SamplingParams
 
 BYTES_PER_BLOCK = 128
 
@@ -87,6 +88,18 @@ def test_the_first_message_says_what_keys_and_values_are_stored_in_and_whether_s
 def test_the_cache_takes_the_bytes_it_was_given() -> None:
     ready = build_engine_core(config(kv_cache_bytes=100 * BYTES_PER_BLOCK + 5)).ready
     assert ready.num_blocks == 100
+
+
+def test_sessions_tell_what_is_evicted_where_that_is_asked_for() -> None:
+    for is_asked in (False, True):
+        core = build_engine_core(config(session_eviction=is_asked, step_log_bytes=0))
+        core.add_request(EngineCoreRequest("a", list(range(60)), SamplingParams(max_tokens=1, ignore_eos=True)))
+        for _ in range(3):
+            core.step()
+        sessions = core._scheduler.kv_cache_manager.sessions
+        assert (sessions.num_turns, isinstance(sessions, SessionOrder)) == (is_asked, is_asked)
+    text = start_error(config("echo?sliding_window=8", session_eviction=True))
+    assert text.startswith("--session-eviction is for models without sliding windows")
 
 
 def test_the_hosts_share_may_be_given_in_bytes() -> None:
@@ -185,8 +198,19 @@ def test_a_runner_of_our_own_is_found_without_a_search_of_distributions(monkeypa
 @pytest.mark.parametrize(("linear", "variant"), [("native (avx2)", "avx2"), ("cpu", ""), ("triton (cuda)", "")])
 def test_adaptive_drafts_know_the_costs_of_the_native_variant(linear: str, variant: str) -> None:
     config = SchedulerConfig(speculative=SpeculativeConfig("ngram", 6, is_adaptive=True))
-    speculative = choose_drafts(config, {"linear": linear}).speculative
+    speculative = choose_drafts(config, {"linear": linear}, step_bytes=1000).speculative
     assert speculative is not None
-    assert speculative.variant == variant
+    assert (speculative.variant, speculative.step_bytes) == (variant, 1000)
     fixed = SchedulerConfig(speculative=SpeculativeConfig("ngram", 6))
     assert choose_drafts(fixed, {"linear": linear}) == fixed
+
+
+def test_long_prompts_let_no_others_go_first_where_a_model_has_states() -> None:
+    runner = EchoModelRunner(ModelRunnerConfig("echo"))
+    runner.load_model()
+    spec, asked = runner.kv_cache_spec(), SchedulerConfig(shorter_prompts_first=True)
+    assert choose_limits(asked, spec, {}).shorter_prompts_first
+    with_states = replace(spec, groups=(*spec.groups, replace(spec.groups[0], layers=(1,), kind="state")))
+    with pytest.raises(EngineStartError, match="--shorter-prompts-first is for models without layers with a state"):
+        choose_limits(asked, with_states, {})
+    assert not choose_limits(asked, replace(spec, is_causal=False), {}).shorter_prompts_first

@@ -17,10 +17,10 @@ SPEC = KVCacheSpec(
 )  # fmt: skip
 
 
-def size(available_bytes: int, **changes: object) -> CacheSize:
+def size(available_bytes: int, spec: KVCacheSpec = SPEC, **changes: object) -> CacheSize:
     model = ModelRunnerConfig("model", max_model_len=320, max_num_seqs=64)
     config = EngineConfig(model, scheduler=SchedulerConfig(max_model_len=320, max_num_seqs=64), **changes)
-    return choose_cache_size(config, SPEC, available_bytes)
+    return choose_cache_size(config, spec, available_bytes)
 
 
 def test_the_rows_follow_from_the_bytes_and_the_log_says_how_many_wait(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,3 +60,10 @@ def test_less_than_one_row_is_refused_with_the_number_to_set() -> None:
     )
     with pytest.raises(EngineStartError, match=r"needs 15200 bytes \(2 blocks of 100 and 3 states of 5000\)"):
         size(15_199, num_blocks=2)
+
+
+def test_an_encoder_has_no_more_blocks_than_its_rows_use_whatever_bytes_are_given() -> None:
+    encoder = KVCacheSpec(2, 16, "float32", 1, 97, is_generative=False, is_causal=False)
+    assert size(10**9, encoder, kv_cache_bytes=500 << 20).num_blocks == 2 * 64 * 20
+    assert size(10**9, encoder).num_blocks == 2 * 64 * 20
+    assert size(10**9, encoder, num_blocks=5000).num_blocks == 5000

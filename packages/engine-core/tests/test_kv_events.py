@@ -30,7 +30,14 @@ from llmstack_kv_cache import (
     KVCacheManager,
 )
 from llmstack_kv_cache.segments import segment_keys, unpack_keys
-from llmstack_types import EngineCoreRequest, EngineStartError, MediaItem, ModelRunnerConfig, SamplingParams
+from llmstack_types import (
+    EngineCoreRequest,
+    EngineStartError,
+    MediaItem,
+    ModelRunnerConfig,
+    PrefixMedia,
+    SamplingParams,
+)
 
 TIMEOUT_MS = 30_000
 HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -314,7 +321,7 @@ def numbered(*names, salt=""):
     """Numbers of items of 4 tokens; the placeholder is token 7."""
     numbers = MediaNumbers()
     media = tuple(MediaItem(name * 32, "image", 4 * place, 4, num_units=1) for place, name in enumerate(names))
-    numbers.number(EngineCoreRequest("a", [7] * 4 * len(names), SamplingParams(), media=media, cache_salt=salt))
+    numbers.number([7] * 4 * len(names), PrefixMedia(salt, media))
     return numbers
 
 

@@ -31,17 +31,9 @@ class HoldingStage(Stage):
         self.calls = calls
         self.holds = False
         self.error: InvalidRequestError | None = None
-        self.held: dict[str, EngineCoreRequest] = {}
+        self.waiting: dict[str, EngineCoreRequest] = {}
         self.let_go: set[str] = set()
         self.used_by: set[str] = set()
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.held)
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.held)
 
     @property
     def is_in_use(self) -> bool:
@@ -53,12 +45,12 @@ class HoldingStage(Stage):
             raise self.error
         self.used_by.add(request.request_id)
         if self.holds:
-            self.held[request.request_id] = request
+            self.waiting[request.request_id] = request
         return self.holds
 
     def take_ready(self, wait_s: float) -> list[Ready]:
         self.calls.append((self.name, "take_ready"))
-        return [(self.held.pop(name), None) for name in [*self.held] if name in self.let_go]
+        return [(self.waiting.pop(name), None) for name in [*self.waiting] if name in self.let_go]
 
     def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: Any) -> Any:
         self.calls.append((self.name, "execute"))
@@ -74,7 +66,7 @@ class HoldingStage(Stage):
     def forget(self, request_ids: Collection[str]) -> None:
         self.calls.append((self.name, "forget"))
         for request_id in request_ids:
-            self.held.pop(request_id, None)
+            self.waiting.pop(request_id, None)
             self.used_by.discard(request_id)
 
 

@@ -58,11 +58,6 @@ class AdapterGate(Stage):
         self._thread = ThreadPoolExecutor(1, "read-adapter")
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that wait for their adapters."""
-        return len(self.waiting)
-
-    @property
     def is_busy(self) -> bool:
         """Whether an adapter waits to be read, or to be placed."""
         return bool(self._paths or self._ready) or self._reading is not None

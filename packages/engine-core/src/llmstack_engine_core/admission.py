@@ -75,6 +75,7 @@ def _check_token_ids(request: EngineCoreRequest, ready: EngineReady) -> None:
         ("eos_token_ids", request.eos_token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids),
+        ("forced_eos_token_id", None if params.forced_eos_token_id is None else (params.forced_eos_token_id,)),
         ("logit_bias", params.logit_bias),
         ("logprob_token_ids", params.logprob_token_ids),
         ("thinking_tags", tags and (*tags.start_token_ids, *tags.end_token_ids)),

@@ -7,7 +7,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from llmstack_engine_core.admission import AUDIT_MARK
 from llmstack_engine_core.protocols import PendingOutput
@@ -110,7 +110,7 @@ class Audits(AuditStage):
             self._waiting.appendleft((self._audit.token_ids, self._audit.salt))
             self._end()
 
-    def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: Any) -> PendingOutput:
+    def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: object) -> PendingOutput:
         """Starts a step, and compares its results for an audit that knows those of the hit."""
         if self._watched and scheduled.new_requests:
             self._look_for_hits(scheduled)

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import cast
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.adapter_gate import make_adapter_gate
@@ -32,11 +34,12 @@ from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.kv_transfer.connectors import make_transfer
 from llmstack_engine_core.kv_transfer.request_transfers import NO_TRANSFERS, RequestTransfers, TransferParts
-from llmstack_engine_core.observers import Observers
+from llmstack_engine_core.observers import Observers, numerics_of
 from llmstack_engine_core.plugins import load_model_runner
-from llmstack_engine_core.protocols import ConstraintBackend, EventHook, ModelRunner
+from llmstack_engine_core.protocols import ConstraintBackend, EventHook, ModelRunner, TextRunner
 from llmstack_engine_core.stages import AuditStage, PrefixStage, Stages
 from llmstack_engine_core.structured_output import GrammarGate, LazyBackend
+from llmstack_engine_core.text_gate import TextGate
 from llmstack_step_log import LoggedScheduler, LogHeader, make_marker
 from llmstack_step_log.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
 from llmstack_step_log.scheduler_protocol import Scheduler
@@ -102,12 +105,12 @@ def _build_with_runner(
     with timer.phase("size_kv_cache"):
         spec = runner.kv_cache_spec()
         is_size_given = config.num_blocks is not None or config.kv_cache_bytes is not None
-        available_bytes = runner.available_kv_bytes(is_size_given=is_size_given)
-        size = choose_cache_size(config, spec, available_bytes)
+        size = choose_cache_size(config, spec, runner.available_kv_bytes(is_size_given=is_size_given))
         num_host_blocks = config.num_host_blocks or config.host_kv_bytes // spec.bytes_per_block
         cache = cache_config(
-            spec, size.num_blocks, config.enable_prefix_caching, num_host_blocks, size.num_state_blocks
-        )
+            spec, size.num_blocks, config.enable_prefix_caching, num_host_blocks, size.num_state_blocks,
+            config.session_eviction,
+        )  # fmt: skip
         max_model_len = choose_max_model_len(config, cache)
     with timer.phase("initialize_kv_cache"):
         _initialize_kv_cache(runner, cache, spec)
@@ -120,11 +123,10 @@ def _build_with_runner(
         scheduler_config = choose_limits(limits, spec, runner.backends())
         kv_cache = build_cache(cache)
         scheduler = build_scheduler(scheduler_config, cache, events.on_status, kv_cache)
-        marker = make_marker() if config.snapshot_steps else b""
-        header = LogHeader.of(scheduler_config, cache, _versions(), marker)
+        ready = _make_ready(config, spec, cache, scheduler_config, timer.phases_s, runner.backends(), _versions())
+        header = _make_header(config, scheduler_config, cache, ready)
         shadow = make_shadow(config, header)
         step_log = open_step_log(config, header, shadow)
-    ready = _make_ready(config, spec, cache, scheduler_config, timer.phases_s, runner.backends(), header.versions)
     num_groups = len(spec.table_groups)
     logger.info(
         "KV cache: %d blocks of %d tokens%s, room for %.1f requests of %d; start took %s",
@@ -151,7 +153,20 @@ def _build_with_runner(
         logged, runner, ready, stages,
         Observers(events, recorder, residency, profiles, step_log, shadow, cache_news, config.log_stats),
         max_num_queued_requests=config.max_num_queued_requests, num_steps_under_way=num_steps_under_way,
+        ready_with=partial(_with_weights, config, ready, runner),
     )  # fmt: skip
+
+
+def _with_weights(config: EngineConfig, ready: EngineReady, runner: ModelRunner, path: str) -> EngineReady:
+    """The message about an engine core whose runner has the weights of a folder now."""
+    backends, model = dict(runner.backends()), config.model.with_weights(path)
+    contract_id = numeric_contract_id(model, ready.dtype, ready.kv_cache_dtype, ready.vocab_size, backends)
+    return replace(ready, backends=backends, numeric_contract_id=contract_id)
+
+
+def _make_header(config: EngineConfig, scheduler: SchedulerConfig, cache: CacheConfig, ready: EngineReady) -> LogHeader:
+    marker = make_marker() if config.snapshot_steps else b""
+    return LogHeader.of(scheduler, cache, ready.versions, marker, numerics_of(ready))
 
 
 def make_audits(
@@ -202,6 +217,7 @@ def make_stages(
         beams=BeamSearches(scheduler),
         audits=audits or AuditStage(),
         stored=stored,
+        texts=TextGate(cast("TextRunner", runner)) if hasattr(runner, "read_token_texts") else None,
     )
 
 
@@ -259,17 +275,21 @@ def choose_limits(config: SchedulerConfig, spec: KVCacheSpec, backends: Mapping[
     Raises:
         EngineStartError: Steps are too small for what the model takes.
     """
-    config = choose_stage_tokens(choose_drafts(config, backends, spec.draft_cost), spec.device)
+    config = choose_stage_tokens(choose_drafts(config, backends, spec.draft_cost, spec.weight_bytes), spec.device)
     config = with_media(config, spec.media)
     if spec.state_group is not None and spec.media is not None and spec.media.is_atomic:
         raise EngineStartError("the model has layers with a state, and items that are computed in one step")
+    if spec.state_group is not None and config.shorter_prompts_first:
+        raise EngineStartError("--shorter-prompts-first is for models without layers with a state")
     return config if spec.is_causal else with_whole_prompts(config)
 
 
-def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str], draft_cost: float = 0.0) -> SchedulerConfig:
+def choose_drafts(
+    config: SchedulerConfig, backends: Mapping[str, str], draft_cost: float = 0.0, step_bytes: int = 0
+) -> SchedulerConfig:
     """Without drafts where they must change no bit, and the runner does not say that they change none.
 
-    `draft_cost` is that of the model that makes the drafts, if one does.
+    `draft_cost` is that of the model that makes the drafts, if one does. A step reads `step_bytes` of weights.
     """
     speculative = config.speculative
     if speculative is not None and speculative.is_by_model:
@@ -278,7 +298,8 @@ def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str], draft_co
         speculative = replace(speculative, draft_cost=round(draft_cost, 6))
         config = replace(config, speculative=speculative)
     if speculative is not None and not speculative.is_by_model and speculative.is_adaptive:
-        speculative = replace(speculative, variant=_native_variant(backends))
+        given = speculative.step_bytes or step_bytes
+        speculative = replace(speculative, variant=_native_variant(backends), step_bytes=given)
         config = replace(config, speculative=speculative)
     if speculative is None or not speculative.needs_equal_bits:
         return config
@@ -326,6 +347,7 @@ def with_whole_prompts(config: SchedulerConfig) -> SchedulerConfig:
         max_prefill_tokens=0,
         max_itl_ms=0.0,
         max_itl_steps=0.0,
+        shorter_prompts_first=False,
     )
 
 

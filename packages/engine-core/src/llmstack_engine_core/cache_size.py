@@ -31,7 +31,8 @@ class CacheSize:
 def choose_cache_size(config: EngineConfig, spec: KVCacheSpec, available_bytes: int) -> CacheSize:
     """The cache that was asked for, or what the device has left, within reason.
 
-    Within reason is twice what the rows can hold with the longest requests: half may stay cached under full load.
+    Within reason is twice what the rows can hold with the longest requests: half may stay cached under full load. It is
+    the limit of an encoder also where bytes are given: without keys and values its blocks only count tokens.
 
     Raises:
         EngineStartError: More was asked for than there is, or there is not room for a block, or the states of a row.
@@ -50,7 +51,8 @@ def choose_cache_size(config: EngineConfig, spec: KVCacheSpec, available_bytes: 
         num_bytes = available_bytes if config.kv_cache_bytes is None else config.kv_cache_bytes
         num_blocks, num_states = spec.split_bytes(num_bytes, max_num_rows, num_row_blocks)
     num_rows = spec.num_rows_with_states(num_states, max_num_rows)
-    if config.num_blocks is None and config.kv_cache_bytes is None:
+    # An encoder's blocks take no memory of a cache, and bookkeeping all the same: 500 MB of them would be 19 GB.
+    if config.num_blocks is None and (config.kv_cache_bytes is None or not spec.is_causal):
         num_blocks = min(num_blocks, 2 * num_rows * num_row_blocks + bool(spec.table_groups))
     size = CacheSize(num_blocks, num_states, num_rows)
     _check(size, spec, available_bytes, config.kv_cache_bytes or max(available_bytes, 0), flag)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Final
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.kv_events import KVEventsConfig
@@ -16,6 +16,8 @@ from llmstack_types.vocabulary import LoggingLevel, words_of
 
 MIN_SNAPSHOT_STEPS = 64
 _LOG_LEVELS = tuple(level.upper() for level in reversed(words_of(LoggingLevel)))
+
+CONSTRAINT_BACKEND: Final = "llmstack_structured_output:ConstrainedRequests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class EngineConfig(StepLogSettings, PrefixSettings, ProcessSettings, ReportSetti
     kv_transfer: KVTransferConfig | None = None
     kv_transfer_network: TransferNetwork | None = None
     profiler: ProfilerConfig | None = None
-    constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
+    constraint_backend: str = CONSTRAINT_BACKEND
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -193,7 +195,7 @@ class EngineConfig(StepLogSettings, PrefixSettings, ProcessSettings, ReportSetti
                 f"{self.scheduler.max_num_drafts}"
             )
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, object]:
         """Nested dicts of builtins: for msgpack and JSON."""
         return to_plain(self)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from llmstack_types import EngineReady, ModelRunnerConfig
 
-# What these say may differ between two engine cores that compute equal bits.
-_NOT_NUMERIC: Final = ("decode", "kv_cache")
+NOT_NUMERIC: Final = ("caches", "decode", "kv_cache")
+"""Entries of the model runner's report that may differ between two engine cores that compute equal bits."""
 
 
 def numeric_contract_id(
@@ -20,8 +20,8 @@ def numeric_contract_id(
 
     `backends`: The report of the model runner; it includes the digest of the weights and the variants of the kernels.
     """
-    not_numeric = _NOT_NUMERIC if config.tensor_parallel_size > 1 else (*_NOT_NUMERIC, "ranks")  # stages change no bit
-    parts: dict[str, Any] = {
+    not_numeric = NOT_NUMERIC if config.tensor_parallel_size > 1 else (*NOT_NUMERIC, "ranks")  # stages change no bit
+    parts: dict[str, object] = {
         "backends": {name: value for name, value in backends.items() if name not in not_numeric},
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
@@ -41,7 +41,7 @@ def numeric_difference(first: EngineReady, other: EngineReady) -> str:
     if first.numeric_contract_id == other.numeric_contract_id:
         return ""
     pairs = {name: (getattr(first, name), getattr(other, name)) for name in ("dtype", "kv_cache_dtype", "vocab_size")}
-    names = sorted({*first.backends, *other.backends} - set(_NOT_NUMERIC))
+    names = sorted({*first.backends, *other.backends} - set(NOT_NUMERIC))
     pairs |= {name: (first.backends.get(name, "none"), other.backends.get(name, "none")) for name in names}
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:

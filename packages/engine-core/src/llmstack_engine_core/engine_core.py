@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import cast
 
 from llmstack_engine_core.admission import check_request, error_output
 from llmstack_engine_core.observers import Observers
-from llmstack_engine_core.protocols import ModelRunner
+from llmstack_engine_core.protocols import ModelRunner, UpdatingRunner
 from llmstack_engine_core.stages import Operations, Stages
 from llmstack_engine_core.steps import Steps
 from llmstack_step_log.scheduler_protocol import Scheduler
@@ -23,6 +24,7 @@ from llmstack_types import (
     StepRecording,
 )
 from llmstack_types.control import ArgumentTs, ResultT
+from llmstack_types.errors import WeightsReloadedError
 from llmstack_types.log_lines import set_log_level
 
 # How long a step waits for a stage when there is nothing else to do; messages are read between two steps.
@@ -55,11 +57,13 @@ class EngineCore:
         *,
         max_num_queued_requests: int = 65_536,
         num_steps_under_way: int = 1,
+        ready_with: Callable[[str], EngineReady] | None = None,
     ) -> None:
         """Connects the parts.
 
         `scheduler` is the one that `stages` use, and reports states to the events of `observers`.
         `num_steps_under_way` steps are started before the first of them has to have results.
+        `ready_with` makes the message about it with the weights of a folder, which the runner has by then.
         """
         self.ready = ready
         self.runner = runner
@@ -72,6 +76,7 @@ class EngineCore:
         self._max_num_queued_requests = max_num_queued_requests
         self._steps = Steps(scheduler, runner, stages, observers.events, num_steps_under_way)
         self._under_way = self._steps.under_way
+        self._ready_with = ready_with
         self._request_ids: set[str] = set()
         self._refused: dict[str, EngineCoreOutput] = {}  # by request, until the next step
         self._operations: Operations = {
@@ -83,6 +88,8 @@ class EngineCore:
             Control.WAKE_UP: self.wake_up,
             Control.SLEEP_LEVEL: lambda: self.sleep_level,
             Control.SET_LOG_LEVEL: set_log_level,
+            Control.UPDATE_WEIGHTS: self.update_weights,
+            Control.RELEASE_SESSIONS: self.release_sessions,
             **observers.operations(),
             **stages.operations(),
         }
@@ -114,7 +121,7 @@ class EngineCore:
             check_request(request, self.ready)
             self._events.begin_arrival(request.arrival_time_s, is_idle=not self.has_unfinished_requests())
             if not (needed and self.stages.enter(request, needed)):
-                self._scheduler.add_request(request)
+                self._scheduler.add_request(self.stages.stored.noted(request))
         except InvalidRequestError as error:
             self._refuse(request_id, error)
         else:
@@ -167,7 +174,7 @@ class EngineCore:
                 if error is not None:
                     raise error
                 if not self.stages.go_on(request):
-                    self._scheduler.add_request(request)
+                    self._scheduler.add_request(self.stages.stored.noted(request))
             except InvalidRequestError as refusal:
                 self._refuse(request.request_id, refusal)
 
@@ -182,6 +189,7 @@ class EngineCore:
             self._forget(finished)
         if self.stages.active:
             self.stages.end_step(is_idle=not self._under_way)
+        self.observers.note_returns(self._scheduler)
         if self._has_further_stats and step_outputs.scheduler_stats is not None:
             step_outputs = step_outputs._replace(scheduler_stats=self._with_stages(step_outputs.scheduler_stats))
         return self.observers.complete([*refused.values(), *step_outputs.outputs], step_outputs, phases)
@@ -219,6 +227,11 @@ class EngineCore:
         self.observers.read_cache()
         return has_forgotten
 
+    def release_sessions(self, tenant: str, name: str) -> tuple[int, int]:
+        """Gives up the sessions of a tenant that have a name; how many there were, and the tokens forgotten."""
+        self._audits.interrupt()
+        return self._scheduler.release_sessions(tenant, name)
+
     def sleep(self, level: int) -> bool:
         """Frees the KV storage, at level 2 the weights too; False while requests are running.
 
@@ -241,6 +254,32 @@ class EngineCore:
             self.sleep_level = 0
         return True
 
+    def update_weights(self, path: str) -> tuple[str, str, str]:
+        """Takes the weights of a folder: why not or nothing, their digest then, and the numeric contract id.
+
+        Cached prefixes are forgotten; those on disk are other ones from now on. An error of the model runner that is
+        none of the weights ends the engine core.
+        """
+        self._audits.interrupt()
+        updating = cast("UpdatingRunner", self.runner)
+        if not hasattr(self.runner, "update_weights") or self._ready_with is None:
+            return "this model runner does not change weights in place; one of several ranks does not", "", ""
+        if self.sleep_level:
+            return "the engine sleeps", "", ""
+        if not self._settle() or not self.reset_prefix_cache():
+            return "requests are running", "", ""
+        try:
+            updating.update_weights(path)
+        except ValueError as error:
+            if isinstance(error, WeightsReloadedError):
+                self.stages.lose_weights()
+            return " ".join(str(error).split()), "", ""
+        self.ready = self._ready_with(path)
+        self.stages.lose_weights()
+        self.stages.follow_weights(self.ready)
+        self.observers.follow_weights(self.ready)
+        return "", self.ready.backends.get("weights", ""), self.ready.numeric_contract_id
+
     def _stop(self) -> bool:
         self.is_stopping = True
         return True
@@ -254,5 +293,5 @@ class EngineCore:
     def shutdown(self) -> None:
         """Closes the log and releases the device. Idempotent."""
         self.observers.close()
-        self.stages.shutdown()
-        self.runner.shutdown()
+        for part in (*self.stages.all, self.runner):
+            part.shutdown()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from llmstack_engine_core.admission import BEAM_MARK
 from llmstack_engine_core.protocols import EventHook
@@ -18,6 +18,7 @@ from llmstack_types import (
     RequestNote,
     RequestStatus,
     SchedulerOutput,
+    SessionReturn,
     StepRecord,
     StepRecording,
 )
@@ -97,7 +98,7 @@ def _overrides(hook: EventHook, name: str) -> bool:
     return getattr(type(hook), name, None) not in (None, getattr(EventHook, name))
 
 
-def _call(method: Callable[..., None], *arguments: Any) -> None:
+def _call(method: Callable[..., None], *arguments: object) -> None:
     try:
         method(*arguments)
     except Exception:  # a user's hook must not end the requests of all users
@@ -148,6 +149,12 @@ class StepRecorder(EventHook):
         note = note_of(request, self._begun_s)
         if any(note):
             self._keep(self._id_to_note, request.request_id, note)
+
+    def note_returns(self, returns: Iterable[SessionReturn]) -> None:
+        """Notes the sessions that requests have gone on with."""
+        for one in returns:
+            note = self._id_to_note.get(one.request_id, RequestNote())
+            self._keep(self._id_to_note, one.request_id, note._replace(went_on=one))
 
     def _keep(self, id_to_value: dict[str, ValueT], request_id: str, value: ValueT) -> None:
         id_to_value[request_id] = value

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from llmstack_core_scheduler.media_numbers import MediaNumbers
 from llmstack_engine_core.media_keys import published
@@ -138,9 +138,9 @@ class EventEncoder:
         self._rank = data_parallel_rank
         self._adapters: dict[int, str] = {}  # by the identity of a block that an adapter computed
 
-    def batches(self, events: Iterable[KVCacheEvent], time_s: float, *, is_whole: bool) -> Iterator[list[Any]]:
+    def batches(self, events: Iterable[KVCacheEvent], time_s: float, *, is_whole: bool) -> Iterator[list[object]]:
         """The events in batches; those of a whole cache begin with the removal of all."""
-        plain: Iterator[list[Any]] = map(self._event, events)
+        plain: Iterator[list[object]] = map(self._event, events)
         first = [["AllBlocksCleared"]] if is_whole else []
         if is_whole:
             self._adapters.clear()
@@ -148,7 +148,7 @@ class EventEncoder:
             yield [time_s, batch, self._rank]
             first = []
 
-    def _event(self, event: KVCacheEvent) -> list[Any]:
+    def _event(self, event: KVCacheEvent) -> list[object]:
         match event:
             case BlockStored():
                 parent = None if event.parent_identity == 0 else self._base | event.parent_identity

@@ -11,15 +11,22 @@ from llmstack_engine_core.profiles import NOT_ENABLED, StepProfiles
 from llmstack_engine_core.protocols import ShadowSource
 from llmstack_engine_core.stages import Operations
 from llmstack_step_log import DeferredLog
+from llmstack_step_log.scheduler_protocol import Scheduler
 from llmstack_types import (
     Control,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineReady,
     ShadowReport,
     StepPhases,
     StepRecording,
 )
+
+
+def numerics_of(ready: EngineReady) -> dict[str, object]:
+    """What the bits of results depend on, for a step log."""
+    return {"numeric_contract": ready.numeric_contract_id, "backends": dict(ready.backends)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,11 @@ class Observers:
         if self.recorder is not None:
             self.recorder.note_request(request)
 
+    def note_returns(self, scheduler: Scheduler) -> None:
+        """Notes the sessions that have gone on in a step."""
+        if self.recorder is not None:
+            self.recorder.note_returns(scheduler.take_returns())
+
     def recent_steps(self, now_s: float, after_step: int) -> StepRecording:
         """The last steps after `after_step`; none without a recorder."""
         return StepRecording(now_s, (), ()) if self.recorder is None else self.recorder.read(now_s, after_step)
@@ -87,6 +99,11 @@ class Observers:
             evictions=() if self.residency is None else self.residency.take(),
             shadow=None if self.shadow is None else self.shadow.take_report(),
         )  # fmt: skip
+
+    def follow_weights(self, ready: EngineReady) -> None:
+        """The model runner has other weights."""
+        if self.step_log is not None:
+            self.step_log.change_numerics(numerics_of(ready))
 
     def close(self) -> None:
         """Ends the shadow, the log, the publisher of the cache and the profile. Idempotent."""

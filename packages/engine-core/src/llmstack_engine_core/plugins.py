@@ -20,9 +20,9 @@ OWN_RUNNERS = {
     "parallel": "llmstack_parallel.runner:ParallelRunner",
     "echo": "llmstack_engine_core.testing:EchoModelRunner",
 }
-READING_RUNNERS = ("default", "parallel")
-_READ_AHEAD = "llmstack_model_runner.read_ahead"
-"""Found by name, as the runners are; the module needs no torch."""
+_TORCH_RUNNERS = ("default", "parallel")
+_READ_AHEAD, _LEAN_TORCH = "llmstack_model_runner.read_ahead", "llmstack_model_runner.lean_torch"
+"""Found by name, as the runners are; the modules need no torch."""
 RUNNER_METHODS = (
     "load_model", "kv_cache_spec", "available_kv_bytes", "initialize_kv_cache", "execute_model", "backends", "shutdown",
 )  # fmt: skip
@@ -47,9 +47,16 @@ def load_model_runner(name: str) -> Callable[[ModelRunnerConfig], ModelRunner]:
     return cast("Callable[[ModelRunnerConfig], ModelRunner]", runner_class)
 
 
+def import_lean_torch(name: str) -> None:
+    """Imports what a runner of our own needs of PyTorch, in a process that has no other use for it."""
+    if name in _TORCH_RUNNERS:
+        with contextlib.suppress(ImportError):  # without the runner, the start fails with a sentence of its own
+            importlib.import_module(_LEAN_TORCH).import_lean()
+
+
 def read_ahead(name: str, config: ModelRunnerConfig) -> None:
     """Lets a runner of our own begin to read the model's files, before its process has imported it."""
-    if name not in READING_RUNNERS:
+    if name not in _TORCH_RUNNERS:
         return
     with contextlib.suppress(ImportError):  # without the runner, the start fails with a sentence of its own
         importlib.import_module(_READ_AHEAD).start_reading(config)

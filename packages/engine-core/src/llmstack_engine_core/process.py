@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from llmstack_engine_core.heap import share_one_heap
-from llmstack_engine_core.plugins import load_model_runner
+from llmstack_engine_core.plugins import import_lean_torch, load_model_runner
 from llmstack_engine_core.progress import SLOWDOWN, STACKS_SIGNAL, SharedProgress
 from llmstack_types import EngineStartError, LLMStackError
 
@@ -107,6 +107,7 @@ def _import_parts(runners: Sequence[str]) -> dict[str, float]:
     imported_s = time.monotonic()
     for runner in runners:
         with contextlib.suppress(EngineStartError):
+            import_lean_torch(runner)
             load_model_runner(runner)
     gc.freeze()
     gc.set_threshold(MAX_YOUNG_OBJECTS)
@@ -167,8 +168,9 @@ def _serve(
     import zmq
 
     from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
-    from llmstack_engine_core.ipc.sockets import bind_engine_socket
+    from llmstack_engine_core.ipc.sockets import bind_engine_socket, make_private_directory
 
+    make_private_directory(order.directory)
     context = zmq.Context()
     heartbeat_timeout_s = 0.0 if order.config.hosts is None else order.config.hosts.heartbeat_timeout_s
     bound = bind_engine_socket(context, order.address, order.config.key_file, heartbeat_timeout_s)

@@ -15,6 +15,7 @@ from llmstack_types import (
     StepRecord,
     StructuredOutputsParams,
 )
+from llmstack_types.lifecycle import Closing
 from llmstack_types.token_masks import MakeTokenMasks
 
 
@@ -26,7 +27,7 @@ class PendingOutput(Protocol):
         ...
 
 
-class ModelRunner(Protocol):
+class ModelRunner(Closing, Protocol):
     """One model on one device. Constructed with a `ModelRunnerConfig` alone; used by one thread."""
 
     def load_model(self) -> None:
@@ -83,10 +84,6 @@ class ModelRunner(Protocol):
         """Restores what `sleep` freed: the same weights, and empty KV storage of the same size."""
         ...
 
-    def shutdown(self) -> None:
-        """Releases the device. Idempotent."""
-        ...
-
 
 class ShadowSource(Protocol):
     """A shadow scheduler: it follows the step log, and reports. Its methods neither wait nor raise."""
@@ -109,6 +106,43 @@ class ReportingRunner(Protocol):
 
     def report_progress_to(self, report: Callable[[], None]) -> None:
         """Calls `report` from time to time within a step, also while graphs are captured and kernels compiled."""
+        ...
+
+
+class UpdatingRunner(Protocol):
+    """A model runner that changes its weights in place: its methods besides those of `ModelRunner`."""
+
+    def update_weights(self, path: str) -> None:
+        """Takes the weights of a folder in place of its own; no row is left. KV storage is empty afterwards.
+
+        Raises:
+            ValueError: They do not fit, or cannot be read, and nothing has changed. The text is one sentence.
+            WeightsReloadedError: They cannot be loaded: the weights before are, again, and adapters are lost.
+        """
+        ...
+
+
+class TextRunner(Protocol):
+    """A model runner that samples by the texts of tokens: its methods besides those of `ModelRunner`."""
+
+    def announce_token_texts(self) -> None:
+        """Comes before `read_token_texts`, on the engine core's thread."""
+        ...
+
+    def read_token_texts(self) -> None:
+        """Reads the texts, unless they are in memory; called in another thread than the others, beside steps.
+
+        Raises:
+            Exception: Of any kind; they cannot be read.
+        """
+        ...
+
+    def hold_token_texts(self) -> None:
+        """Comes behind `read_token_texts`, on the engine core's thread, before a step needs them.
+
+        Raises:
+            ValueError: Another rank cannot read them.
+        """
         ...
 
 

@@ -73,7 +73,7 @@ class RowColumns(Sequence[ScheduledRequest]):
 
     __hash__ = None  # type: ignore[assignment]  # equal to a list of the same rows, which has none
 
-    def _values(self) -> tuple[Any, ...]:
+    def _values(self) -> tuple[object, ...]:
         sparse = [{key: list(ids) for key, ids in one.items()} for one in (self.new_block_ids, self.draft_token_ids)]
         return list(self.request_ids), list(self.num_computed_tokens), list(self.num_scheduled_tokens), *sparse
 

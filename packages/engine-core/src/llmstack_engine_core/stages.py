@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any, Protocol
 
@@ -10,11 +10,13 @@ from llmstack_engine_core.protocols import PendingOutput
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineReady,
     InvalidRequestError,
     Operation,
     SchedulerOutput,
     SchedulerStats,
 )
+from llmstack_types.lifecycle import Closing
 
 Execute = Callable[..., PendingOutput]
 """`ModelRunner.execute_model`, or what another stage makes of it."""
@@ -24,27 +26,27 @@ Ready = tuple[EngineCoreRequest, InvalidRequestError | None]
 """A request that waits no longer, and why it cannot go on."""
 
 
-class Stage(Protocol):
+class Stage(Closing, Protocol):
     """A stage that some requests pass before the scheduler. Used by the engine core's thread; methods may be left out.
 
     Only a stage in use is called in a step, and only a stage that a request needs is called for it. So it costs other
     requests nothing.
+
+    Attributes:
+        waiting: The requests that it holds, which count as waiting.
     """
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that it holds, and that count as waiting."""
-        return 0
+    waiting: Sized = ()
 
     @property
     def is_busy(self) -> bool:
         """True while steps are needed for what `take_ready` will return."""
-        return False
+        return bool(self.waiting)
 
     @property
     def is_in_use(self) -> bool:
         """True while it has to be called in each step; at least for as long as it holds a request."""
-        return False
+        return bool(self.waiting)
 
     def operations(self) -> Operations:
         """The control operations that it does."""
@@ -70,7 +72,7 @@ class Stage(Protocol):
         """The requests that wait here no longer; waits at most `wait_s` for the first of them."""
         return ()
 
-    def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: Any) -> PendingOutput:
+    def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: object) -> PendingOutput:
         """Starts a step by `execute`, which takes the step and, for constrained rows, their masks."""
         return execute(scheduled, *token_masks)
 
@@ -95,8 +97,8 @@ class Stage(Protocol):
         """The model runner has lost its weights, and what it kept beside them; no request is left."""
         return
 
-    def shutdown(self) -> None:
-        """Releases what the stage has. Idempotent."""
+    def follow_weights(self, ready: EngineReady) -> None:
+        """The model runner has other weights, as `ready` says; no request is left."""
         return
 
 
@@ -161,6 +163,10 @@ class PrefixStage(Stage):
         """Whether the request has to pass it."""
         return False
 
+    def noted(self, request: EngineCoreRequest) -> EngineCoreRequest:
+        """The request as the scheduler gets it: with what was in the way of its blocks."""
+        return request
+
     def distrust(self) -> None:
         """Forgets everything that came from memory, where values were wrong."""
         return
@@ -178,22 +184,24 @@ class Stages:
     """The stages of one engine core, in the order in which a request passes those that it needs.
 
     Attributes:
+        all: In that order.
         active: The stages in use; empty while no request under way needs one.
     """
 
     def __init__(
         self, adapters: Stage, grammars: Stage, transfers: Stage, beams: Stage, audits: AuditStage,
-        stored: PrefixStage | None = None,
+        stored: PrefixStage | None = None, texts: Stage | None = None,
     ) -> None:  # fmt: skip
-        """Without `stored` no prefix is anywhere but in memory."""
+        """Without `stored` no prefix is anywhere but in memory; without `texts` a runner has none, or reads them."""
         self.adapters = adapters
         self.grammars = grammars
         self.transfers = transfers
         self.beams = beams
         self.audits = audits
         self.stored = stored or PrefixStage()
+        self.texts = texts
         self.active: list[Stage] = []
-        self._all = (adapters, grammars, transfers, self.stored, beams, audits)
+        self.all = (adapters, grammars, *(() if texts is None else (texts,)), transfers, self.stored, beams, audits)
         self._ahead: dict[str, Iterator[Stage]] = {}  # of requests that wait: the stages that are left
 
     def needed_by(self, request: EngineCoreRequest) -> list[Stage]:
@@ -203,6 +211,8 @@ class Stages:
             needed.append(self.adapters)
         if params.structured_outputs is not None:
             needed.append(self.grammars)
+        if params.infill and self.texts is not None:
+            needed.append(self.texts)
         if request.kv_transfer is not None:
             needed.append(self.transfers)
         if self.stored.wants(request):
@@ -214,7 +224,7 @@ class Stages:
     @property
     def num_waiting(self) -> int:
         """Requests that wait in a stage."""
-        return sum(stage.num_waiting for stage in self.active)
+        return sum(len(stage.waiting) for stage in self.active)
 
     @property
     def is_busy(self) -> bool:
@@ -223,7 +233,7 @@ class Stages:
 
     def operations(self) -> Operations:
         """The control operations of all stages."""
-        return {operation: do for stage in self._all for operation, do in stage.operations().items()}
+        return {operation: do for stage in self.all for operation, do in stage.operations().items()}
 
     def enter(self, request: EngineCoreRequest, needed: list[Stage]) -> bool:
         """Lets a request into the stages that it needs; True if it waits in one of them.
@@ -242,7 +252,7 @@ class Stages:
         """
         for entered in self._ahead[request.request_id]:
             if entered not in self.active:
-                self.active = [stage for stage in self._all if stage in self.active or stage is entered]
+                self.active = [stage for stage in self.all if stage in self.active or stage is entered]
             if entered.hold(request):
                 return True
         del self._ahead[request.request_id]
@@ -278,7 +288,7 @@ class Stages:
 
     def look(self) -> None:
         """Finds the stages in use."""
-        self.active = [stage for stage in self._all if stage.is_in_use]
+        self.active = [stage for stage in self.all if stage.is_in_use]
 
     def forget(self, request_ids: Collection[str]) -> None:
         """Forgets requests that have ended."""
@@ -299,10 +309,10 @@ class Stages:
 
     def lose_weights(self) -> None:
         """The model runner has lost its weights."""
-        for stage in self._all:
+        for stage in self.all:
             stage.lose_weights()
 
-    def shutdown(self) -> None:
-        """Releases what the stages have. Idempotent."""
-        for stage in self._all:
-            stage.shutdown()
+    def follow_weights(self, ready: EngineReady) -> None:
+        """The model runner has other weights."""
+        for stage in self.all:
+            stage.follow_weights(ready)

@@ -98,6 +98,102 @@ def test_files_are_those_used_last_under_the_bound(
     folder.close()
 
 
+OWNERS = ["", "0123456789abcdef", "fedcba9876543210"]
+FAIR_ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.sampled_from(OWNERS), st.integers(0, 7), SIZES),
+        st.tuples(st.just("touch"), st.sampled_from(OWNERS), st.integers(0, 7), st.just(0)),
+        st.tuples(st.just("open"), st.just(""), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+def held_by(folder: Folder) -> dict[str, dict[str, int]]:
+    """The sizes of the files of each owner, as they are in the folder."""
+    held: dict[str, dict[str, int]] = {owner: {} for owner in OWNERS}
+    for path in folder.path.iterdir():
+        held[path.name[64:]][path.name[:64]] = path.stat().st_size
+    return held
+
+
+@settings(max_examples=100)
+@given(actions=FAIR_ACTIONS, max_bytes=st.integers(40, 160))
+def test_no_one_who_holds_a_fair_share_loses_a_file_to_others(
+    actions: list[tuple[str, str, int, int]], max_bytes: int, tmp_path_factory: pytest.TempPathFactory
+):
+    folder = Folder(tmp_path_factory.mktemp("files"))
+    files = folder.open(max_bytes)
+    for action, owner, number, size in actions:
+        name, before = f"{OWNERS.index(owner):032x}{number:032x}", held_by(folder)
+        if action == "write":
+            is_written = files.write(name, [bytes(size)], owner)
+            after, num_owners = held_by(folder), sum(bool(names) or one == owner for one, names in before.items())
+            for other in {*OWNERS} - {owner}:
+                if sum(before[other].values()) * num_owners <= max_bytes:
+                    assert after[other] == before[other]
+            assert is_written == (name in after[owner])
+            if sum(before[owner].values()) - before[owner].get(name, 0) + size <= max_bytes // num_owners:
+                assert is_written, "there is room for what is no more than its share"
+        elif action == "touch":
+            files.touch([name])
+        else:
+            files = folder.open(max_bytes)
+            assert held_by(folder) == before, "what fits is kept"
+        sizes = [size for names in held_by(folder).values() for size in names.values()]
+        assert files.num_bytes == sum(sizes) <= max_bytes
+        assert len(files) == len(sizes)
+    folder.close()
+
+
+@settings(max_examples=30)
+@given(owners=st.lists(st.sampled_from(OWNERS), min_size=1, max_size=12), max_bytes=st.integers(10, 120))
+def test_a_smaller_bound_takes_from_the_largest_owner(
+    owners: list[str], max_bytes: int, tmp_path_factory: pytest.TempPathFactory
+):
+    folder = Folder(tmp_path_factory.mktemp("files"))
+    files = folder.open()
+    for number, owner in enumerate(owners):
+        assert files.write(f"{number:064x}", [bytes(10)], owner)
+        os.utime(folder.path / f"{number:064x}{owner}", ns=(number, number))
+    kept = {owner: [number for number, one in enumerate(owners) if one == owner] for owner in {*owners}}
+    while 10 * sum(map(len, kept.values())) > max_bytes:
+        max(kept.values(), key=len).pop(0)
+    folder.open(max_bytes)
+    counts = {owner: len(names) for owner, names in held_by(folder).items() if names}
+    assert sorted(counts.values()) == sorted(len(numbers) for numbers in kept.values() if numbers)
+    for owner, count in counts.items():
+        newest = [number for number, one in enumerate(owners) if one == owner][-count:]
+        assert sorted(held_by(folder)[owner]) == [f"{number:064x}" for number in newest]
+    folder.close()
+
+
+def test_a_busy_owner_makes_room_for_itself_after_a_restart_too(folder: Folder):
+    quiet, busy = OWNERS[1:]
+    files = folder.open(max_bytes=100)
+    for number in range(3):
+        files.write(f"{number:064x}", [bytes(10)], quiet)
+    for round_number in range(3):
+        for number in range(20):
+            files.write(f"{100 * (round_number + 1) + number:064x}", [bytes(10)], busy)
+        files = folder.open(max_bytes=100)
+    held = held_by(folder)
+    assert (len(held[quiet]), len(held[busy])) == (3, 7)
+    assert sorted(held[busy]) == [f"{300 + number:064x}" for number in range(13, 20)]
+
+
+def test_a_name_has_one_file_of_any_owner(folder: Folder):
+    files = folder.open()
+    for owner in OWNERS:
+        assert files.write(NAMES[0], [owner.encode()], owner)
+        assert files.read(NAMES[0], len(owner)) == owner.encode()
+    assert [path.name for path in folder.path.iterdir()] == [NAMES[0] + OWNERS[-1]]
+    (folder.path / NAMES[0]).write_bytes(b"earlier")
+    os.utime(folder.path / NAMES[0], ns=(1, 1))
+    assert len(folder.open()) == 1
+    assert [path.name for path in folder.path.iterdir()] == [NAMES[0] + OWNERS[-1]]
+
+
 def test_a_smaller_bound_removes_what_was_used_first(folder: Folder):
     files = folder.open()
     for name in NAMES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_engine_core.disk_cache.block_files import BlockFiles, BlockMissError
-from llmstack_engine_core.disk_cache.prefix_store import Extent, PrefixStore
+from llmstack_engine_core.disk_cache.prefix_store import MAX_EXTENT_BLOCKS, Extent, PrefixStore
+from llmstack_engine_core.disk_cache.scopes import Scope
 from llmstack_engine_core.kv_transfer.tag import TagMaker
 from llmstack_types import EngineCoreRequest, EngineReady, SamplingParams
 
@@ -48,12 +50,13 @@ class Disk:
         for extent in store.extents(0, chain.num_blocks):
             text, start = store.content(chain, extent)
             text[start:] = written[extent] = os.urandom(len(text) - start)
-            store.files.write(chain.name(extent.end), chain.scope.seal(chain.name(extent.end), text))
+            name = chain.name(extent.end)
+            store.files.write(name, chain.scope.seal(name, text), chain.scope.owner)
         if store.has_states:
             text, start = store.state_content(chain)
             text[start:] = os.urandom(STATE_BYTES)
             name = chain.state_name(chain.num_blocks)
-            store.files.write(name, chain.scope.seal(name, text))
+            store.files.write(name, chain.scope.seal(name, text), chain.scope.owner)
         return written
 
     def found(self, token_ids: list[int], request: EngineCoreRequest = REQUEST) -> int:
@@ -162,6 +165,25 @@ def test_an_adapter_that_was_loaded_again_finds_its_blocks(disk: Disk):
     assert disk.found(TEXT, replace(REQUEST, lora_name="mine@d1.7")) == 12
 
 
+def test_files_of_a_tenant_end_in_a_name_that_tells_nothing(disk: Disk):
+    others = [replace(REQUEST, tenant=tenant, cache_salt=tenant + salt) for tenant in ("a", "b") for salt in ("", "s")]
+    for request in (REQUEST, *others):
+        disk.write(TEXT[:8], request)
+    ends = {path.name[64:] for path in disk.path.iterdir()}
+    assert len(ends) == 3
+    assert all(re.fullmatch("([0-9a-f]{16})?", end) for end in ends)
+    other = Disk(disk.path, secret=bytes([1]) * 32)
+    assert other.store.chain(others[0], TEXT).scope.owner not in ends
+    other.close()
+
+
+def test_who_shares_prefixes_finds_those_of_others(disk: Disk):
+    disk.write(TEXT[:8], replace(REQUEST, tenant="a"))
+    assert disk.found(TEXT[:8], replace(REQUEST, tenant="b")) == 2
+    disk.write(TEXT[:8], replace(REQUEST, tenant="b"))
+    assert len(list(disk.path.iterdir())) == 1
+
+
 def test_with_states_a_prefix_ends_at_one(tmp_path: Path):
     disk = Disk(tmp_path, has_states=True)
     disk.write(TEXT[:13])
@@ -171,6 +193,7 @@ def test_with_states_a_prefix_ends_at_one(tmp_path: Path):
     assert disk.found(TEXT[:38]) == 3, "blocks without a state are of no use"
     chain = disk.store.chain(REQUEST, TEXT)
     assert len(disk.store.read_state(chain, 10)) == STATE_BYTES
+    assert disk.store.num_bytes(disk.store.extents(9, 10)) == 2 * BLOCK_BYTES + STATE_BYTES, "whole files"
     (tmp_path / chain.state_name(10)).unlink()
     with pytest.raises(BlockMissError, match="absent"):
         disk.store.read_state(chain, 10)
@@ -181,7 +204,7 @@ def test_nothing_on_disk_tells_the_tokens_or_the_client(disk: Disk):
     text = [0x41424344] * 40
     disk.write(text)
     for path in disk.path.iterdir():
-        assert re.fullmatch("[0-9a-f]{64}", path.name)
+        assert re.fullmatch("[0-9a-f]{64}", path.name)  # a server without keys
         content = path.read_bytes()
         assert b"DCBA" not in content
         assert b"tenant-a" not in content
@@ -191,3 +214,27 @@ def test_equal_blocks_are_never_sealed_alike(disk: Disk):
     chain = disk.store.chain(REQUEST, TEXT)
     one, other = (b"".join(chain.scope.seal("n", b"text")) for _ in range(2))
     assert one != other
+
+
+def test_a_long_text_that_is_not_on_disk_costs_the_names_of_one_file(disk: Disk, monkeypatch: pytest.MonkeyPatch):
+    disk.write(TEXT)
+    num_digests, digest = 0, Scope.digest
+
+    def count(scope: Scope, text: bytes) -> bytes:
+        nonlocal num_digests
+        num_digests += 1
+        return digest(scope, text)
+
+    monkeypatch.setattr(Scope, "digest", count)
+    assert disk.found([9] * 100_000) == 0
+    assert num_digests <= 1 + MAX_EXTENT_BLOCKS
+
+
+def test_threads_make_the_names_of_a_text_once(disk: Disk):
+    text = list(range(4000))
+    expected = disk.store.chain(REQUEST, text)
+    names = [expected.name(end) for end in range(expected.num_blocks + 1)]
+    chain = disk.store.chain(REQUEST, text)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(chain.name, reversed(range(len(names)))))
+    assert found[::-1] == names

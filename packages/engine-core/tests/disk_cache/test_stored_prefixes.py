@@ -8,93 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_core_helpers.cache_runner import BLOCK_SIZE, VOCAB_SIZE, CacheRunner
+from engine_core_helpers.cache_runner import BLOCK_SIZE
+from engine_core_helpers.disk_core import PROMPT, Core
 
-from llmstack_core_scheduler import Scheduler
-from llmstack_engine_core import EngineConfig, SchedulerConfig
-from llmstack_engine_core.build import make_stages
 from llmstack_engine_core.disk_cache import open_store, prefix_reads
-from llmstack_engine_core.disk_cache.open_store import make_stored_prefixes
 from llmstack_engine_core.disk_cache.prefix_store import PrefixStore
 from llmstack_engine_core.disk_cache.write_behind import Pace
-from llmstack_engine_core.engine_core import EngineCore
-from llmstack_engine_core.events import EventBus
-from llmstack_engine_core.observers import Observers
-from llmstack_engine_core.structured_output import LazyBackend
-from llmstack_step_log import LoggedScheduler, LogHeader, RecordedRun, RingSink, StepLog
-from llmstack_step_log.control_plane import CacheConfig, build_cache
-from llmstack_step_log.replay import verify
 from llmstack_types import (
-    EngineCoreRequest,
-    EngineReady,
     EngineStartError,
-    KVCacheSpec,
-    MediaItem,
-    ModelRunnerConfig,
-    SamplingParams,
 )
-from llmstack_types.stats import DISK_MISS_CAUSES, DiskCacheStats
 
-PROMPT = [(7 * place + 3) % VOCAB_SIZE for place in range(150)]
 NUM_STORED_TOKENS = 148
-SPEC = KVCacheSpec(1, 1, "float32", 8 * BLOCK_SIZE, BLOCK_SIZE, "cpu", VOCAB_SIZE)
-
-
-class Core:
-    """An engine core over `CacheRunner` with a cache on disk, whose log is kept."""
-
-    def __init__(self, folder: Path, *, contract: str = "c0", num_blocks: int = 256, max_bytes: int = 1 << 20) -> None:
-        limits = {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64}
-        model = ModelRunnerConfig("", max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64)
-        config = EngineConfig(model, scheduler=SchedulerConfig(**limits), kv_cache_dir=str(folder),
-                              kv_cache_disk_bytes=max_bytes)  # fmt: skip
-        cache = CacheConfig(num_blocks, BLOCK_SIZE, enable_prefix_caching=True)
-        self.sink = RingSink(1 << 22)
-        log = StepLog(LogHeader.of(config.scheduler, cache, {}), self.sink)
-        self.scheduler = LoggedScheduler(Scheduler(config.scheduler, build_cache(cache)), log)
-        self.runner: Any = CacheRunner()
-        ready = EngineReady(num_blocks, BLOCK_SIZE, 512, VOCAB_SIZE, "float32", "cpu", num_kv_tokens=num_blocks * 4,
-                            numeric_contract_id=contract)  # fmt: skip
-        events = EventBus((), lambda: 0.0)
-        self.stored: Any = make_stored_prefixes(config, self.scheduler, self.runner, SPEC, ready)
-        stages = make_stages(self.scheduler, self.runner, events, LazyBackend("", None, VOCAB_SIZE), stored=self.stored)
-        self.core = EngineCore(self.scheduler, self.runner, ready, stages, Observers(events, step_log=log))
-        self._num_requests = 0
-
-    def request(self, prompt: list[int], **fields: Any) -> EngineCoreRequest:
-        self._num_requests += 1
-        params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, seed=0)
-        return EngineCoreRequest(f"ask-{self._num_requests}", prompt, params, **fields)
-
-    def ask(self, prompt: list[int] = PROMPT, **fields: Any) -> tuple[list[int], int, int]:
-        """The tokens of a request, how many of its prompt's were found, and how many of those were read."""
-        self.core.add_request(self.request(prompt, **fields))
-        outputs = self.finish()
-        tokens = [token_id for output in outputs for token_id in output.new_token_ids]
-        return tokens, outputs[0].num_cached_tokens, outputs[0].num_disk_tokens
-
-    def finish(self) -> list[Any]:
-        outputs = []
-        for _ in range(10_000):
-            if not self.core.has_unfinished_requests():
-                return outputs
-            outputs += self.core.step().outputs
-        raise AssertionError("the requests did not end")
-
-    @property
-    def disk(self) -> DiskCacheStats:
-        disk = self.core.stats().disk
-        assert disk is not None
-        return disk
-
-    def misses(self) -> dict[str, int]:
-        return {cause: count for cause, count in zip(DISK_MISS_CAUSES, self.disk.num_misses, strict=True) if count}
-
-    def close(self) -> None:
-        """Ends the engine core, and verifies its log."""
-        assert self.core.stats().num_free_blocks == self.core.stats().num_blocks
-        self.core.shutdown()
-        verify(RecordedRun(self.sink.dump()))
 
 
 @pytest.fixture
@@ -145,8 +69,12 @@ def test_another_prompt_shares_whole_files_of_the_prefix(folder: Path, written: 
     core.close()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4])
-def test_what_was_damaged_is_computed(folder: Path, written: list[int], share: float):
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20], ids=["many pieces", "one piece"])
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.7])
+def test_what_was_damaged_is_computed(
+    folder: Path, written: list[int], share: float, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(prefix_reads, "_PIECE_BYTES", piece_bytes)
     paths = sorted((path for path in folder.iterdir() if len(path.name) == 64), key=lambda one: one.stat().st_mtime_ns)
     for path in paths[: int(len(paths) * (1 - share))]:
         path.write_bytes(os.urandom(path.stat().st_size))
@@ -278,16 +206,6 @@ def test_nothing_is_written_of_a_step_that_failed(folder: Path, monkeypatch: pyt
         core.core.step()
     core.core.shutdown()
     assert [path.name for path in folder.iterdir()] == ["lock"]
-
-
-def test_before_the_first_item_a_prompt_with_media_is_text(folder: Path):
-    core = Core(folder)
-    item = MediaItem(bytes(32), "image", 100, 20)
-    request = core.request(PROMPT, media=(item,))
-    core.stored.hold(request)
-    assert core.stored._texts["ask-1"][1] == PROMPT[:100]
-    core.stored.forget(["ask-1"])
-    core.close()
 
 
 def test_a_folder_has_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch):

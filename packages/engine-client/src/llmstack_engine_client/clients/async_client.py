@@ -23,9 +23,10 @@ from llmstack_types import (
     Operation,
 )
 from llmstack_types.control import ArgumentTs, ResultT
+from llmstack_types.lifecycle import AsyncClosing
 
 
-class AsyncClient(ABC):
+class AsyncClient(AsyncClosing, ABC):
     """One engine core, used by one event loop: that of the first call.
 
     Attributes:
@@ -108,7 +109,8 @@ class AsyncClient(ABC):
             InvalidRequestError: The id is in use.
             CodecError: A value is outside what the protocol can carry.
         """
-        self._mailbox.check_alive()
+        if self._mailbox.death is not None:
+            self._mailbox.check_alive()
         self._mailbox.register(request.request_id)
         try:
             await self._send(request)
@@ -185,10 +187,6 @@ class AsyncClient(ABC):
         updates = list(self._mailbox.cache_updates)
         self._mailbox.cache_updates.clear()
         return updates
-
-    @abstractmethod
-    async def shutdown(self) -> None:
-        """Gives everything back. Idempotent."""
 
     @abstractmethod
     async def _send(self, message: ClientMessage) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from llmstack_engine_core.build import build_engine_core
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.engine_core import EngineCore
+from llmstack_engine_core.openmp import short_spins
 from llmstack_engine_core.protocols import EventHook
 from llmstack_types import (
     EngineCoreOutputs,
@@ -95,7 +96,8 @@ class InprocClient:
             raise EngineDeadError(self._death)
         if self._core is None:
             try:
-                self._core = build_engine_core(self._config, self._event_hooks)
+                with short_spins():
+                    self._core = build_engine_core(self._config, self._event_hooks)
             except ValueError as error:
                 raise EngineStartError(str(error)) from error
         return self._core

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from llmstack_engine_core.messages.control import ControlResult
@@ -20,6 +21,7 @@ from llmstack_engine_core.messages.protocol import (
     StartFailed,
 )
 from llmstack_types import (
+    Control,
     EngineCoreOutputs,
     EngineDeadError,
     EngineReady,
@@ -35,7 +37,7 @@ class Mailbox:
     """Sorts what an engine core sends; no I/O.
 
     Attributes:
-        ready: The engine core's first message, once it came.
+        ready: The engine core's first message, once it came, with the weights that it has now.
         start_failure: Why it could not start.
         death: Why it is gone.
         outputs: Outputs that have not been read yet.
@@ -50,14 +52,14 @@ class Mailbox:
         self.start_failure: str | None = None
         self.death: str | None = None
         self.outputs: deque[EngineCoreOutputs] = deque()
-        self.results: dict[int, Any] = {}
+        self.results: dict[int, object] = {}
         self.sleep_level = 0
         self.num_stale = 0
         self._epoch: int | None = None
         self.cache_updates: deque[CacheUpdate] = deque(maxlen=MAX_CACHE_UPDATES)
         self._request_ids: set[str] = set()
         self._num_calls = 0
-        self._calls: dict[int, Operation[Any, *tuple[Any, ...]]] = {}
+        self._calls: dict[int, Operation[Any, *tuple[object, ...]]] = {}
 
     def put(self, frame: bytes) -> None:
         """Takes one frame; one that is no message counts as the engine core's end, since nothing can be relied on."""
@@ -96,6 +98,8 @@ class Mailbox:
                 self.cache_updates.append(message)
 
     def _take_result(self, result: ControlResult) -> None:
+        if result.operation is Control.UPDATE_WEIGHTS:
+            self._follow_weights(*result.value)
         operation = self._calls.get(result.call_id)
         if operation is None:  # its caller was cancelled
             return
@@ -103,6 +107,11 @@ class Mailbox:
             self.set_dead(f"the engine core answered {operation.name} with a result of {result.operation.name}")
             return
         self.results[result.call_id] = result.value
+
+    def _follow_weights(self, problem: str, digest: str, contract_id: str) -> None:
+        if self.ready is not None and not problem:
+            backends = {**self.ready.backends, "weights": digest}
+            self.ready = replace(self.ready, backends=backends, numeric_contract_id=contract_id)
 
     def set_dead(self, reason: str) -> None:
         """Remembers the first reason."""
@@ -151,7 +160,7 @@ class Mailbox:
         self._request_ids.difference_update(known)
         return known
 
-    def begin_call(self, operation: Operation[Any, *tuple[Any, ...]]) -> int:
+    def begin_call(self, operation: Operation[Any, *tuple[object, ...]]) -> int:
         """A number that no earlier call had; its result is kept until `end_call`."""
         self._num_calls += 1
         self._calls[self._num_calls] = operation

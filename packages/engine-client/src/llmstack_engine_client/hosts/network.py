@@ -98,7 +98,7 @@ class Network:
         return connected
 
     def _socket(self, socket_type: int, timeout_s: float, high_water_mark: int) -> zmq.Socket[Any]:
-        made: zmq.Socket[Any] = self._context.socket(socket_type)
+        made: zmq.Socket[object] = self._context.socket(socket_type)
         for option, value in (
             (zmq.MAXMSGSIZE, self._max_message_bytes),
             (zmq.SNDHWM, high_water_mark),

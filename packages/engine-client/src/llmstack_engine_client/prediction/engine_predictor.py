@@ -71,7 +71,9 @@ class EnginePredictor:
             int(stats.num_waiting_prefill_tokens * (1.0 - self.found_share)),
             num_context,
         )
-        if stats.step < last.step:  # another engine core
+        if stats.step < last.step:  # another engine core, whose first prompts tell what is found
+            self._num_queries = self._num_hits = 0.0
+            self.found_share = self.found_share if stats.disk is not None else 0.0
             return
         if stats.num_scheduled_tokens:
             is_next = stats.step == last.step + 1 and (load.num_running or load.num_waiting)

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 # Chosen on 460 live requests of GPT-2's shape at 80 % load.
 DEVIATIONS: Final = 0.5
 MAX_LATER_SHARE: Final = 0.25
-# As in `PromptPace`, without an import of the scheduler.
+# As in `PromptPace` and `PromptTurns`, without an import of the scheduler.
 MIN_PACED_TOKENS: Final = 8
+ENOUGH_NUM_STEPS: Final = 3.0
+COSTLY_NUM_BASES: Final = 10.0
+LONG_NUM_STEPS: Final = 4
 _MANY_TOKENS: Final = 64
 
 
@@ -40,6 +43,7 @@ class StepLimits(NamedTuple):
     max_prefill_tokens: int = 0
     max_itl_ms: float = 0.0
     max_itl_steps: float = 0.0
+    shorter_prompts_first: bool = False
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> Self:
@@ -51,7 +55,16 @@ class StepLimits(NamedTuple):
             config.max_prefill_tokens,
             config.max_itl_ms,
             config.max_itl_steps,
+            config.shorter_prompts_first,
         )
+
+    def load_before(self, load: EngineLoad, num_tokens: int) -> EngineLoad:
+        """What goes before a prompt of so many tokens, if shorter ones go first: of a long one that runs a step."""
+        most = self.max_num_row_tokens or self.max_num_tokens
+        num_left = load.num_prefill_tokens
+        if num_left <= max(LONG_NUM_STEPS * most, 2 * num_tokens):
+            return load
+        return load._replace(num_prefill_tokens=most)
 
     def shared_tokens(self, budget: int, num_tokens: int, num_requests: int) -> int:
         """Prompt tokens of a step while so many requests with `num_tokens` in all go before; at most `budget`.
@@ -167,6 +180,8 @@ def first_token(
             computed. None where one is free, or nothing is known.
         arrivals: Later requests, which become part of the last step.
     """
+    if limits.shorter_prompts_first:
+        load = limits.load_before(load, num_tokens)
     steps = _Steps(load, limits, model)
     budget, num_before = steps.budget, load.num_prefill_tokens + before.num_waiting + before.num_coming
     shared = limits.shared_tokens(budget, num_before, before.num_requests)
@@ -212,11 +227,14 @@ class _Steps(NamedTuple):
         if not (limits.max_itl_ms or limits.max_itl_steps) or num_streams < 1:
             return budget
         streams_s = self.seconds(0, 0)
-        target_s = limits.max_itl_ms / 1000.0 or limits.max_itl_steps * streams_s
+        left_s = limits.max_itl_ms / 1000.0 - streams_s
+        if not limits.max_itl_ms:
+            enough_s = max((ENOUGH_NUM_STEPS - 1) * streams_s, COSTLY_NUM_BASES * self.model.step_s(StepWork(0, 0, 0)))
+            left_s = min((limits.max_itl_steps - 1) * streams_s, enough_s)
         token_s = (self.seconds(_MANY_TOKENS, 0) - streams_s) / _MANY_TOKENS
         if token_s <= 0:
             return budget
-        return min(budget, max(int((target_s - streams_s) / token_s), MIN_PACED_TOKENS))
+        return min(budget, max(int(left_s / token_s), MIN_PACED_TOKENS))
 
     def seconds(self, num_prefill_tokens: int, num_computed: int) -> float:
         """The time of a step with so many prompt tokens, after `num_computed` others."""

@@ -6,18 +6,16 @@ A private directory, a socket pair, and no pickle.
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from llmstack_engine_client.processes.spare import Spares
 from llmstack_engine_client.processes.supervisor import EngineProcess
 from llmstack_engine_client.processes.waiting_process import start_waiting_process
 from llmstack_engine_core.config import EngineConfig
-from llmstack_engine_core.ipc.sockets import check_private_directory, make_private_directory, private_address
+from llmstack_engine_core.ipc.sockets import name_private_directory, private_address
 from llmstack_engine_core.plugins import read_ahead
 from llmstack_engine_core.progress import HangWatch
 from llmstack_engine_core.start_order import StartOrder, send_start_order
-from llmstack_types import EngineStartError
 
 
 def relaunch_engine_process(config: EngineConfig, ended: EngineProcess, spares: Spares | None = None) -> EngineProcess:
@@ -26,14 +24,9 @@ def relaunch_engine_process(config: EngineConfig, ended: EngineProcess, spares: 
     `spares`: May have one that has loaded the model already.
 
     Raises:
-        EngineStartError: No process can be started, or its directory belongs to another program by now.
+        EngineStartError: No process can be started.
     """
     ended.stop()
-    try:
-        ended.directory.mkdir(mode=0o700)
-    except OSError as error:
-        raise EngineStartError(f"{ended.directory} cannot be made again: {error.strerror}") from error
-    check_private_directory(ended.directory)
     return _launch(config, ended.directory, ended.address, spares)
 
 
@@ -46,9 +39,9 @@ def launch_engine_process(
     `spares`: May have one that has loaded the model already.
 
     Raises:
-        EngineStartError: No process or no directory could be made.
+        EngineStartError: No process can be started, or there is no place for its directory.
     """
-    directory = make_private_directory()
+    directory = name_private_directory()
     return _launch(config, directory, address or private_address(directory), spares)
 
 
@@ -58,14 +51,11 @@ def make_spares(config: EngineConfig) -> Spares | None:
 
 
 def _launch(config: EngineConfig, directory: Path, address: str, spares: Spares | None) -> EngineProcess:
+    """The process makes the directory itself: with this one killed before its order is sent, none is left behind."""
     spare = None if spares is None else spares.take(directory, address)
     if spare is not None:
         return spare
-    try:
-        started = start_waiting_process()
-    except EngineStartError:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
+    started = start_waiting_process()
     read_ahead(config.runner, config.model)
     send_start_order(started.lifeline, StartOrder(config, directory, os.getpid(), address))
     watch = HangWatch(started.progress, config.hang_timeout_s)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from llmstack_engine_core.openmp import SHORT_SPINS
 from llmstack_engine_core.progress import SharedProgress, make_progress_file
 from llmstack_types import EngineStartError
 from llmstack_types.child_environment import without_secrets
@@ -112,9 +113,7 @@ def _start(*runner: str) -> WaitingProcess:
 
 
 def _start_engine_core(fds: Sequence[int], runner: Sequence[str]) -> subprocess.Popen[bytes]:
-    # A runner's OpenMP threads would spin for milliseconds after each operation, on cores that its other threads need.
-    environment = {"GOMP_SPINCOUNT": "1000"}
-    return start_module("llmstack_engine_core.process", fds, environment, has_secrets=False, arguments=runner)
+    return start_module("llmstack_engine_core.process", fds, SHORT_SPINS, has_secrets=False, arguments=runner)
 
 
 def start_module(

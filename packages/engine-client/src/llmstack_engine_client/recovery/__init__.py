@@ -1,1 +1,1 @@
-"""What goes on after an engine core has crashed: its requests, in the next one."""
+"""Recovery after a crash of an engine core: its requests go on in the next one."""

@@ -13,6 +13,7 @@ from llmstack_engine_client.processes.restarts import MAX_SEARCH_RESTARTS, Resta
 from llmstack_engine_client.processes.spare import Spares
 from llmstack_engine_client.recovery.resuming import ResumingClient
 from llmstack_engine_client.recovery.suspects import AfterCrash
+from llmstack_engine_client.recovery.updated_weights import UpdatedWeights
 from llmstack_engine_core.messages.protocol import ENGINE_STOPPED, CacheUpdate
 from llmstack_types import (
     EngineCoreOutputs,
@@ -77,8 +78,8 @@ class RecoveringClient(ResumingClient):
         self._spares = spares
         # The searches of other clients end engine cores too.
         self._limits = RestartLimits(max_restarts + MAX_SEARCH_RESTARTS if self._is_shared else max_restarts)
-        self._was_ready = False
-        self._contract_id, self._is_other_model = "", False
+        self._was_ready, self._contract_id, self._is_other_model = False, "", False
+        self._weights = UpdatedWeights()
         self._death: str | None = None
         self._is_listening = False
         self._pid_to_cause: dict[int, tuple[str, bool]] = {}
@@ -102,7 +103,7 @@ class RecoveringClient(ResumingClient):
     @property
     def contract_id(self) -> str:
         """The numeric contract id of the engine core, the last one that was ready; empty before."""
-        return self._contract_id
+        return self._weights.contract_id or self._contract_id
 
     @property
     def pid(self) -> int:
@@ -133,7 +134,8 @@ class RecoveringClient(ResumingClient):
             InvalidRequestError: The id is in use.
             CodecError: A value is outside what the protocol can carry.
         """
-        self._check_alive()
+        if self._death is not None:
+            raise EngineDeadError(self._death)
         if not self._journal.add(request):
             raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
         try:
@@ -189,20 +191,28 @@ class RecoveringClient(ResumingClient):
     async def call(
         self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs, engine_index: int | None = None
     ) -> ResultT:
-        """Asks the engine core, and if it dies meanwhile, the next one.
+        """Asks the engine core, and if it dies meanwhile, the next one; a change of weights is not tried again.
 
         Raises:
             EngineDeadError: There will be none.
         """
+        lost: ResultT | None = None
         while True:
-            self._check_alive()
+            if self._death is not None:
+                raise EngineDeadError(self._death)
             if self._recovery is not None:
                 await asyncio.wait([self._recovery])
                 continue
+            if lost is not None:
+                return lost
             try:
-                return await self._client.call(operation, *arguments)
+                result = await self._client.call(operation, *arguments)
             except EngineDeadError as error:
                 self._recover(str(error))
+                lost = self._weights.lost(operation, str(error))
+            else:
+                self._weights.follow(operation, arguments, result)
+                return result
 
     async def follow_cache(self) -> None:
         """As `AsyncClient.follow_cache`, of the engine core that there is now.
@@ -356,9 +366,8 @@ class RecoveringClient(ResumingClient):
         try:
             self._client = self._start()
             self._client.listen(self._wake)
-            contract_id = (await self._client.wait_until_ready()).numeric_contract_id
-            self._is_other_model |= contract_id != self._contract_id
-            self._contract_id = contract_id
+            before, self._contract_id = self.contract_id, await self._weights.restored(self._client)
+            self._is_other_model |= before != self._contract_id
         except (EngineStartError, EngineDeadError) as error:
             logger.error("it did not come up: %s", error)
             return str(error)
@@ -387,7 +396,3 @@ class RecoveringClient(ResumingClient):
             for request_id in self._journal.request_ids:
                 self._fail(request_id, EngineLostError.TEXT)
         self._wake()
-
-    def _check_alive(self) -> None:
-        if self._death is not None:
-            raise EngineDeadError(self._death)

@@ -25,12 +25,13 @@ from llmstack_types import (
     Operation,
 )
 from llmstack_types.control import ArgumentTs, Merged, ResultT
+from llmstack_types.lifecycle import ClosingParts
 
 # More requests than any engine core has.
 UNAVAILABLE: Final = 2**32
 
 
-def _first(results: Sequence[object]) -> Any:
+def _first(results: Sequence[object]) -> object:
     return results[0]
 
 
@@ -51,9 +52,13 @@ def _lines(texts: Sequence[str]) -> str:
     return "\n".join(filter(None, texts))
 
 
+def _sums(results: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*results, strict=True)))
+
+
 MERGES: Final[Mapping[Merged, Callable[[Sequence[Any]], Any]]] = {
     "all": all, "any": any, "max": max, "first": _first, "first text": _first_given, "lines": _lines,
-    "slowest": _least_loaded,
+    "slowest": _least_loaded, "sums": _sums,
 }  # fmt: skip
 """Functions that merge the results of several engine cores."""
 
@@ -67,7 +72,7 @@ async def _wait_for_start(client: AsyncClient | RecoveringClient) -> None:
             raise
 
 
-class BalancedClient:
+class BalancedClient(ClosingParts):
     """One client over one per engine core; outputs say by `engine_index` which engine core they are of.
 
     `choose_replica` chooses, from what each engine core has cached, which it reports, and from how busy it is: the
@@ -95,6 +100,7 @@ class BalancedClient:
 
         `routing`: How an engine core is chosen for a request.
         """
+        super().__init__(*clients)
         self._clients = list(clients)
         self._allow_mixed_numerics = allow_mixed_numerics
         for index, client in enumerate(self._clients):
@@ -293,10 +299,6 @@ class BalancedClient:
             await self.call(Control.WAKE_UP)
         combined: ResultT = MERGES[operation.merged](results)
         return combined
-
-    async def shutdown(self) -> None:
-        """Shuts all down, at the same time. Idempotent."""
-        await asyncio.gather(*(client.shutdown() for client in self._clients))
 
     def _listen(self) -> None:
         if not self._is_listening:

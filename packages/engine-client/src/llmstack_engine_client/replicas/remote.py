@@ -103,7 +103,8 @@ class RemoteClient(RecoveringClient):
             EngineDeadError: It will not.
         """
         while not self.engines:
-            self._check_alive()
+            if self._death is not None:
+                raise EngineDeadError(self._death)
             if self._recovery is None:
                 self._recover("it has not joined")
             else:

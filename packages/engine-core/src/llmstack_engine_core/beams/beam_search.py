@@ -11,6 +11,7 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from llmstack_types import EngineCoreRequest, FinishReason, TokenLogprobs
+from llmstack_types.engine_core import MIN_LOGPROB
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class BeamSearch:
         self._length_penalty = params.length_penalty
         self._early_stopping = params.early_stopping
         self._num_logprobs = params.logprobs
+        self._forced_end = params.forced_eos_token_id
+        self._num_forced = int(params.forced_bos_token_id is not None)  # of the prompt here, and of beams there
         self.width = params.n
         self.num_choices = self.width + len(self._ending_token_ids)
         self.running = [Beam()]
@@ -86,8 +89,10 @@ class BeamSearch:
         """Gives every running beam its next token. `choices` is parallel to `running`; its first tokens do not count.
 
         Only the best `width` candidates can become complete; what ranks below is there to take their places as
-        running beams.
+        running beams. Where masks leave fewer, fewer beams run.
         """
+        if self._forced_end is not None and self.num_tokens_left == 1:
+            choices = [TokenLogprobs((self._forced_end,) * 2, (0.0, 0.0), 1)] * len(choices)
         candidates = self._candidates(choices)
         ended = [candidate for candidate in nsmallest(self.width, candidates) if self._ends(candidate)]
         going_on = nsmallest(self.width, (candidate for candidate in candidates if not self._ends(candidate)))
@@ -101,6 +106,7 @@ class BeamSearch:
             _Candidate(-beam.logprob - logprob, parent, rank, choice.token_ids[rank])
             for parent, (beam, choice) in enumerate(zip(self.running, choices, strict=True))
             for rank, logprob in enumerate(choice.logprobs[1:], start=1)
+            if logprob > MIN_LOGPROB
         ]
 
     def _ends(self, candidate: _Candidate) -> bool:
@@ -115,7 +121,8 @@ class BeamSearch:
 
     def _complete(self, beam: Beam) -> CompleteBeam:
         token_id, score = beam.token_ids[-1], self._score(beam, len(beam.token_ids))
-        if token_id not in self._ending_token_ids:
+        is_cut = self._forced_end is not None and len(beam.token_ids) == self._max_tokens
+        if is_cut or token_id not in self._ending_token_ids:
             return CompleteBeam(beam, score, FinishReason.LENGTH)
         return CompleteBeam(beam, score, FinishReason.STOP, None if token_id in self._eos_token_ids else token_id)
 
@@ -131,7 +138,7 @@ class BeamSearch:
         return self._score(best, length) <= self.complete[-1].score
 
     def _score(self, beam: Beam, length: int) -> float:
-        return float(beam.logprob / length**self._length_penalty)
+        return float(beam.logprob / (length + self._num_forced) ** self._length_penalty)
 
 
 def _chosen(choice: TokenLogprobs, rank: int, num_logprobs: int) -> TokenLogprobs:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from llmstack_engine_core.admission import BEAM_MARK, error_output
 from llmstack_engine_core.beams.beam_search import Beam, BeamSearch, CompleteBeam
@@ -25,6 +26,10 @@ from llmstack_types import (
 MAX_ROW_TOKENS = 2
 """A row ends by itself after so many tokens. It is forked and aborted after its first one, or after the second where
 another beam of its search is late because it was preempted or not admitted."""
+_OF_ROWS: Final = (
+    "min_tokens", "no_repeat_ngram_size", "bad_words_token_ids", "allowed_token_ids", "repetition_penalty",
+)  # fmt: skip
+"""Parameters that decide which tokens a beam may get, or change their log-probabilities."""
 
 
 class BeamSearches(Stage):
@@ -178,21 +183,26 @@ class _Search:
         return self.error is None and len(self._row_id_to_choices) < len(self.row_ids)
 
     def make_row(self, beam: Beam) -> EngineCoreRequest:
-        """The request that computes the next tokens of a beam."""
+        """The request that computes the next tokens of a beam, whose tokens so far count as its output."""
         self._num_rows += 1
+        asked = self._leader.sampling_params
         params = SamplingParams(
             temperature=0.0,
             seed=0,
             ignore_eos=True,
-            max_tokens=min(MAX_ROW_TOKENS, self.beams.num_tokens_left),
+            max_tokens=len(beam.token_ids) + min(MAX_ROW_TOKENS, self.beams.num_tokens_left),
             logprobs=self.beams.num_choices,
             use_beam_search=True,  # no drafts for it
+            **{name: getattr(asked, name) for name in _OF_ROWS},
         )
         return replace(
             self._leader,
             request_id=f"{self._leader.request_id}{BEAM_MARK}{self._num_rows}",
-            prompt_token_ids=[*self._leader.prompt_token_ids, *beam.token_ids],
+            prompt_token_ids=list(self._leader.prompt_token_ids),
+            output_token_ids=beam.token_ids,
             sampling_params=params,
+            # None of these ends the row: they are what `min_tokens` masks.
+            eos_token_ids=(*self._leader.eos_token_ids, *(asked.stop_token_ids or ())),
         )
 
     def take(self, output: EngineCoreOutput) -> None:
@@ -213,7 +223,7 @@ class _Search:
         self.beams.advance([self._row_id_to_choices[row_id] for row_id in self.row_ids])
         self._row_id_to_choices.clear()
         if self.beams.is_over and len(self.beams.complete) < self.beams.width:
-            self.error = f"The vocabulary is too small for {self.beams.width} beams."
+            self.error = f"There are fewer answers that are allowed than beams ({self.beams.width})."
         return not self.beams.is_over
 
     def outputs(self) -> list[EngineCoreOutput]:

@@ -1,4 +1,4 @@
-"""Files of one private folder under a bound of bytes, evicted by least recent use."""
+"""Files of one private folder, whose owners share a bound of bytes fairly."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 import stat
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 LOCK_FILE: Final = "lock"
-_NAME: Final = re.compile(r"[0-9a-f]{64}")
+_FILE_NAME: Final = re.compile(r"([0-9a-f]{64})([0-9a-f]{16})?")
 _UNFINISHED: Final = "unfinished"
 _MAX_KEPT_FREE_BYTES: Final = 1 << 30
 _MAX_KEPT_FREE_SHARE: Final = 1 / 16
@@ -33,8 +33,19 @@ class BlockMissError(Exception):
         self.cause = cause
 
 
+class _File(NamedTuple):
+    """A file that is there: whose it is, and its size in bytes."""
+
+    owner: str
+    size: int
+
+
 class BlockFiles:
     """Bytes by names of 64 hexadecimal digits, each in a file of mode 0600. For any thread.
+
+    Each file has an owner: 16 hexadecimal digits that end the name of its file, or none. Where room is short, the owner
+    with the most bytes loses the file that it used least recently. So an owner that holds no more than its share, the
+    bound divided by the number of owners, loses none to others.
 
     A file appears whole or not at all, whenever the process is killed. None is written while the file system has less
     than 1 GiB left, or a sixteenth of it where that is less. Nothing is flushed: after a loss of power a file may hold
@@ -57,25 +68,22 @@ class BlockFiles:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._name_to_size: OrderedDict[str, int] = OrderedDict()  # that used last is the last
+        self._name_to_file: dict[str, _File] = {}
+        self._owner_to_names: dict[str, OrderedDict[str, None]] = {}  # that used last is the last
+        self._owner_to_num_bytes: Counter[str] = Counter()
         with suppress(FileNotFoundError):  # of a process that was killed while it wrote
             os.unlink(_UNFINISHED, dir_fd=folder)
-        found = []
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                    status = entry.stat(follow_symlinks=False)
-                    found.append((status.st_mtime_ns, entry.name, status.st_size))
-        for _, name, size in sorted(found):
-            self._name_to_size[name] = size
-            self.num_bytes += size
-        self._make_room(0)
+        for name, file in self._scan():
+            self.remove(name)  # of two files with one name the later one counts
+            self._add(name, file)
+        for name in self._names_to_drop("", 0) or ():
+            self.remove(name)
 
     def __len__(self) -> int:
-        return len(self._name_to_size)
+        return len(self._name_to_file)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._name_to_size
+        return name in self._name_to_file
 
     def read(self, name: str, num_bytes: int) -> bytearray:
         """The bytes of a file, as they are.
@@ -83,11 +91,12 @@ class BlockFiles:
         Raises:
             BlockMissError: There is none, it has another size than `num_bytes`, or it cannot be read.
         """
-        if name not in self._name_to_size:
+        known = self._name_to_file.get(name)
+        if known is None:
             raise BlockMissError("absent")
         content = bytearray(num_bytes)
         try:
-            with self._opened(name, _READ_FLAGS) as file:
+            with self._opened(name + known.owner, _READ_FLAGS) as file:
                 status = os.fstat(file)
                 is_whole = stat.S_ISREG(status.st_mode) and status.st_size == num_bytes
                 if not is_whole or not _fill(file, content):
@@ -98,8 +107,10 @@ class BlockFiles:
             raise BlockMissError("unreadable") from None
         return content
 
-    def write(self, name: str, parts: Sequence[bytes]) -> bool:
-        """Writes a file in place of one of the same name; False where the bound or the disk has no room for it.
+    def write(self, name: str, parts: Sequence[bytes], owner: str = "") -> bool:
+        """Writes a file in place of one of the same name, of any owner.
+
+        False where the disk has no room for it, or its owner alone would have to make room, and has nothing else left.
 
         Raises:
             OSError: It cannot be written.
@@ -109,32 +120,41 @@ class BlockFiles:
             return False
         with self._writing:
             self.remove(name)
-            with self._lock:
-                self._make_room(size)
+            gone = self._names_to_drop(owner, size)
+            if gone is None:
+                return False
+            for other in gone:
+                self.remove(other)
             try:
                 with self._opened(_UNFINISHED, _WRITE_FLAGS) as file:
                     for part in parts:
                         _write_all(file, part)
-                os.rename(_UNFINISHED, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+                os.rename(_UNFINISHED, name + owner, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             except OSError:
                 with suppress(OSError):  # the first error says more
                     os.unlink(_UNFINISHED, dir_fd=self._folder)
                 raise
             with self._lock:
-                self._name_to_size[name] = size
-                self.num_bytes += size
+                self._add(name, _File(owner, size))
         return True
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
         with self._lock:
-            size = self._name_to_size.pop(name, None)
-            if size is not None:
-                self._unlink(name, size)
+            file = self._name_to_file.pop(name, None)
+            if file is None:
+                return
+            owner, names = file.owner, self._owner_to_names[file.owner]
+            del names[name]
+            if not names:
+                del self._owner_to_names[owner]
+            self._count(owner, -file.size)
+            with suppress(OSError):  # what has taken its place is not ours
+                os.unlink(name + owner, dir_fd=self._folder)
 
     def clear(self) -> None:
         """Removes every file that it knows."""
-        for name in list(self._name_to_size):
+        for name in list(self._name_to_file):
             self.remove(name)
 
     def touch(self, names: Sequence[str]) -> None:
@@ -142,26 +162,59 @@ class BlockFiles:
         now_ns = time.time_ns()
         for place, name in enumerate(reversed(names)):
             with self._lock:
-                if name not in self._name_to_size:
+                file = self._name_to_file.get(name)
+                if file is None:
                     continue
-                self._name_to_size.move_to_end(name)
+                self._owner_to_names[file.owner].move_to_end(name)
             with suppress(OSError):
-                os.utime(name, ns=(now_ns + place,) * 2, dir_fd=self._folder, follow_symlinks=False)
+                os.utime(name + file.owner, ns=(now_ns + place,) * 2, dir_fd=self._folder, follow_symlinks=False)
 
     def close(self) -> None:
         """Closes the folder, which others may use then."""
         os.close(self._folder)
         os.close(self._held)
 
-    def _make_room(self, size: int) -> None:
-        while self.num_bytes + size > self._max_bytes:
-            name, freed = self._name_to_size.popitem(last=False)
-            self._unlink(name, freed)
+    def _scan(self) -> list[tuple[str, _File]]:
+        """The files of the folder, that used last the last."""
+        found = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                parts = _FILE_NAME.fullmatch(entry.name)
+                if parts and entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append((status.st_mtime_ns, parts[1], _File(parts[2] or "", status.st_size)))
+        return [(name, file) for _, name, file in sorted(found)]
 
-    def _unlink(self, name: str, size: int) -> None:
-        self.num_bytes -= size
-        with suppress(OSError):  # what has taken its place is not ours
-            os.unlink(name, dir_fd=self._folder)
+    def _add(self, name: str, file: _File) -> None:
+        self._name_to_file[name] = file
+        self._owner_to_names.setdefault(file.owner, OrderedDict())[name] = None
+        self._count(file.owner, file.size)
+
+    def _count(self, owner: str, size: int) -> None:
+        self.num_bytes += size
+        self._owner_to_num_bytes[owner] += size
+        if owner not in self._owner_to_names:
+            del self._owner_to_num_bytes[owner]
+
+    def _names_to_drop(self, owner: str, size: int) -> list[str] | None:
+        """The files that make room for a new one of an owner; None where it would have to go itself."""
+        names: list[str] = []
+        with self._lock:
+            excess = self.num_bytes + size - self._max_bytes
+            if excess <= 0:
+                return names
+            held = self._owner_to_num_bytes.copy()
+            held[owner] += size
+            oldest = {one: iter(kept) for one, kept in self._owner_to_names.items()}
+            while excess > 0:
+                largest = max(held, key=lambda one: (held[one], one == owner))
+                name = next(oldest.get(largest, iter(())), None)
+                if name is None:
+                    return None
+                names.append(name)
+                excess -= self._name_to_file[name].size
+                held[largest] -= self._name_to_file[name].size
+        return names
 
     def _is_disk_short(self, size: int) -> bool:
         status = os.fstatvfs(self._folder)

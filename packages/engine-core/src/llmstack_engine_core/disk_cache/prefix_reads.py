@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -18,12 +18,17 @@ from llmstack_types import EngineCoreRequest
 MIN_NUM_TOKENS: Final = 64
 """Fewer tokens are computed: that takes less than the step for which a request would wait."""
 MAX_TOKEN_BYTES: Final = 1 << 20
-"""Tokens of more bytes are computed: at 1 GB/s a token of them takes a millisecond to read."""
+"""Where each token that is gained takes more bytes, it is computed: at 1 GB/s it would take a millisecond to read."""
 MAX_NUM_READING: Final = 2
-"""Requests whose blocks are read at one time; the others wait."""
+"""Pieces that are read at one time; the others wait."""
 READ_TIMEOUT_S: Final = 5.0
-_PIECE_BYTES: Final = 64 << 20
-_MAX_NUM_PIECES: Final = 16
+MAX_KNOWN_TENANTS: Final = 1024
+_PIECE_BYTES: Final = 16 << 20
+"""While one is copied into blocks, the next ones are read."""
+_NUM_PIECES: Final = 16
+"""A longer prefix has larger pieces: before each one the prefix is looked up twice."""
+_MAX_PIECE_BYTES: Final = 64 << 20
+"""But none is larger than this, since steps wait while it is copied, and four may be in memory."""
 
 
 class _Piece(NamedTuple):
@@ -36,6 +41,14 @@ class _Piece(NamedTuple):
     cause: str = ""
 
 
+class _Reading(NamedTuple):
+    """A piece that a thread reads, which has to be there at `deadline_s`."""
+
+    extents: list[Extent]
+    piece: Future[_Piece]
+    deadline_s: float
+
+
 @dataclass(slots=True, eq=False)
 class _Read:
     """A request that waits for its blocks.
@@ -43,8 +56,8 @@ class _Read:
     Attributes:
         token_ids: One more than the blocks hold.
         start: Blocks that were in memory when it came.
-        left: Pieces that are still to be read.
-        piece: The piece that is being read, until `deadline_s`; None before the first.
+        left: Pieces that no thread has begun.
+        readings: Those that were begun, which are taken in their order.
     """
 
     request: EngineCoreRequest
@@ -52,12 +65,33 @@ class _Read:
     names: Chain
     start: int
     left: deque[list[Extent]]
-    piece: Future[_Piece] | None = None
-    deadline_s: float = 0.0
+    readings: deque[_Reading] = field(default_factory=deque)
+
+
+class Turns:
+    """Whose turn it is: that of the tenant who had none for the longest time."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, None] = {}  # who had the last turn is the last
+
+    def take(self, tenants: Sequence[str]) -> str:
+        """The one of these whose turn it is, and was with that; of new ones the first."""
+        tenant = next((one for one in tenants if one not in self._tenants), None)
+        if tenant is None:
+            wanted = {*tenants}
+            tenant = next(one for one in self._tenants if one in wanted)
+        self._tenants.pop(tenant, None)
+        self._tenants[tenant] = None
+        if len(self._tenants) > MAX_KNOWN_TENANTS:
+            del self._tenants[next(iter(self._tenants))]
+        return tenant
 
 
 class PrefixReads:
     """Reads prefixes in threads, a piece at a time, and makes their blocks findable. Used by the engine core's thread.
+
+    Pieces are read in turns of tenants: the long sessions of one do not hold up the requests of others. Those of a
+    tenant are read in the order of its requests: the first one has all threads, and is done before the second.
 
     Whether a prefix is read or computed depends on numbers of tokens and bytes alone. What was read is an import of the
     scheduler, as of blocks of another engine core, so the step log has it.
@@ -67,18 +101,30 @@ class PrefixReads:
         num_tokens: Counter of tokens that were read.
         num_bytes: Counter of bytes that were read.
         misses: Counter of requests by what ended the search.
+        causes: That of each request which has not begun since.
     """
 
     def __init__(self, cache: Cache, store: PrefixStore, clock: Callable[[], float]) -> None:
         self.num_requests = self.num_tokens = self.num_bytes = 0
         self.misses: Counter[str] = Counter()
+        self.causes: dict[str, str] = {}
         self._cache, self._store, self._clock = cache, store, clock
         self._reads: dict[str, _Read] = {}
         self._num_tokens: dict[str, int] = {}
+        self._turns = Turns()
+        self._submitted: list[_Reading] = []  # also those that nothing waits for any more
+        self._touches: list[tuple[float, Future[None]]] = []  # by when they have to be done
         self._threads = ThreadPoolExecutor(MAX_NUM_READING, "read-kv")
 
     def __len__(self) -> int:
         return len(self._reads)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether all threads are at what should have been done, whether or not anything waits for it."""
+        now_s = self._clock()
+        late = [one for one in self._submitted if one.deadline_s <= now_s and not one.piece.done()]
+        return len(late) + sum(end_s <= now_s and not one.done() for end_s, one in self._touches) >= MAX_NUM_READING
 
     def begin(self, request: EngineCoreRequest, token_ids: list[int]) -> bool:
         """Looks for a text of a request; True if the request waits for blocks from now on."""
@@ -93,19 +139,33 @@ class PrefixReads:
         names = self._store.chain(request, token_ids)
         end = self._store.find(names, max_blocks)
         if (end - start) * size < MIN_NUM_TOKENS:
-            self.misses["absent"] += 1
+            self._miss(request, "absent")
             return False
-        left = self._pieces(self._store.extents(start, end))
+        if self.is_stuck:
+            self._miss(request, "late")
+            return False
+        extents = self._store.extents(start, end)
+        # The state behind a short gain may be larger than what it saves; a file is read as a whole.
+        if self._store.num_bytes(extents) > (end - start) * size * MAX_TOKEN_BYTES:
+            self._miss(request, "costly")
+            return False
+        left = self._pieces(extents)
         self._reads[request.request_id] = _Read(request, token_ids[: end * size + 1], names, start, left)
         self._read_next()
         return True
 
     def take_ready(self, wait_s: float) -> list[EngineCoreRequest]:
         """The requests that wait no longer; waits at most `wait_s` for one."""
-        pieces = [one.piece for one in self._reads.values() if one.piece is not None]
+        firsts = [one.readings[0].piece for one in self._reads.values() if one.readings]
+        pieces = firsts or [one.piece for one in self._submitted]  # those of requests that have left
         if wait_s and pieces:
             wait(pieces, wait_s, FIRST_COMPLETED)
-        ready = [one for one in list(self._reads.values()) if one.piece is not None and self._goes_on(one, one.piece)]
+        ready = [one for one in self._reads.values() if self._goes_on(one)]
+        if self.is_stuck:  # the others would each wait as long for their turn
+            waiting = [one for one in self._reads.values() if not one.readings and one not in ready]
+            for one in waiting:
+                self._miss(one.request, "late")
+            ready += waiting
         for one in ready:
             del self._reads[one.request.request_id]
         self._read_next()
@@ -119,30 +179,45 @@ class PrefixReads:
         """Forgets requests that have ended."""
         for request_id in request_ids:
             self._num_tokens.pop(request_id, None)
+            self.causes.pop(request_id, None)
             one = self._reads.pop(request_id, None)
-            if one is not None and one.piece is not None:
-                one.piece.cancel()
+            if one is not None:
+                _cancel(one.readings)
 
     def close(self) -> None:
         """Ends the threads. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _miss(self, request: EngineCoreRequest, cause: str) -> None:
+        self.misses[cause] += 1
+        self.causes[request.request_id] = cause
+
     def _pieces(self, extents: list[Extent]) -> deque[list[Extent]]:
         """The extents in pieces; all in one where a state belongs to them."""
         extent_bytes = max(extents[0].num_blocks * self._store.bytes_per_block, 1)
-        num_extents = max(_PIECE_BYTES // extent_bytes, -(-len(extents) // _MAX_NUM_PIECES), 1)
+        num_extents = min(-(-len(extents) // _NUM_PIECES), _MAX_PIECE_BYTES // extent_bytes)
+        num_extents = max(num_extents, _PIECE_BYTES // extent_bytes, 1)
         if self._store.has_states:
             num_extents = len(extents)
         return deque(extents[start : start + num_extents] for start in range(0, len(extents), num_extents))
 
     def _read_next(self) -> None:
-        num_free = MAX_NUM_READING - sum(one.piece is not None for one in self._reads.values())
-        for one in [one for one in self._reads.values() if one.piece is None][: max(num_free, 0)]:
-            self._submit(one)
+        self._submitted = [one for one in self._submitted if not one.piece.done()]
+        self._touches = [(end_s, one) for end_s, one in self._touches if not one.done()]
+        while len(self._submitted) < MAX_NUM_READING:
+            # Behind a piece that takes long no more than so many wait in memory.
+            waiting = [one for one in self._reads.values() if one.left and len(one.readings) < MAX_NUM_READING]
+            if not waiting:
+                return
+            tenant = self._turns.take([one.request.tenant for one in waiting])
+            self._submit(next(one for one in waiting if one.request.tenant == tenant))  # that came first
 
     def _submit(self, one: _Read) -> None:
-        one.piece = self._threads.submit(self._read, one.names, one.left.popleft())
-        one.deadline_s = self._clock() + READ_TIMEOUT_S
+        extents = one.left.popleft()
+        piece = self._threads.submit(self._read, one.names, extents)
+        reading = _Reading(extents, piece, self._clock() + READ_TIMEOUT_S)
+        self._submitted.append(reading)
+        one.readings.append(reading)
 
     def _read(self, names: Chain, extents: list[Extent]) -> _Piece:
         """Reads extents in a thread, as far as they are there and right."""
@@ -157,28 +232,35 @@ class PrefixReads:
             return _Piece(extents[:num_read], contents, bytearray(), extents[len(contents) :], cause)
         return _Piece(extents, contents, state)
 
-    def _goes_on(self, one: _Read, future: Future[_Piece]) -> bool:
+    def _goes_on(self, one: _Read) -> bool:
         """Takes in what was read; True if the request waits no longer."""
-        if not future.done():
-            if self._clock() < one.deadline_s:
-                return False
-            future.cancel()
-            self.misses["late"] += 1
-            return True
-        piece = future.result()
+        while one.readings:
+            reading = one.readings[0]
+            if not reading.piece.done():
+                if self._clock() < reading.deadline_s:
+                    return False
+                _cancel(one.readings)
+                self._miss(one.request, "late")
+                return True
+            one.readings.popleft()
+            if self._take_in(one, reading.piece.result()):
+                return True
+        return False  # its next piece waits for its turn
+
+    def _take_in(self, one: _Read, piece: _Piece) -> bool:
+        """Imports a piece; True if the request waits no longer."""
         cause = self._import(one, piece) or piece.cause
         if cause:
-            self.misses[cause] += 1
-        if piece.cause not in (
-            "",
-            "no_room",
-        ):  # what follows may be damaged too; it is written again
-            self._store.remove(one.names, [*piece.left, *chain.from_iterable(one.left)])
-        if cause or not one.left:
-            self._threads.submit(self._store.touch, one.names, len(one.token_ids) // self._cache.block_size)
-            return True
-        self._submit(one)
-        return False
+            self._miss(one.request, cause)
+        if piece.cause not in ("", "no_room"):  # what follows may be damaged too; it is written again
+            begun = chain.from_iterable(reading.extents for reading in one.readings)
+            self._store.remove(one.names, [*piece.left, *begun, *chain.from_iterable(one.left)])
+        if not cause and (one.left or one.readings):
+            return False
+        _cancel(one.readings)
+        touch = self._threads.submit(self._store.touch, one.names, len(one.token_ids) // self._cache.block_size)
+        self._touches.append((self._clock() + READ_TIMEOUT_S, touch))
+        return True
 
     def _import(self, one: _Read, piece: _Piece) -> str:
         """Makes the blocks of a piece findable and fills them; what was in the way."""
@@ -209,3 +291,9 @@ class PrefixReads:
         self.num_bytes += sum(map(len, piece.contents)) + len(piece.state)
         request_id = one.request.request_id
         self._num_tokens[request_id] = self._num_tokens.get(request_id, 0) + num_tokens
+
+
+def _cancel(readings: Iterable[_Reading]) -> None:
+    """Gives up what no thread has begun."""
+    for reading in readings:
+        reading.piece.cancel()

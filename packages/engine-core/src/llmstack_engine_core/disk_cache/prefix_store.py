@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from llmstack_engine_core.disk_cache.block_files import BlockFiles, BlockMissError
 from llmstack_engine_core.disk_cache.scopes import SEAL_BYTES, Chain, Scope
 from llmstack_engine_core.kv_transfer.tag import TagMaker
-from llmstack_types import EngineCoreRequest
+from llmstack_types import EngineCoreRequest, EngineReady
 
 MAX_EXTENT_BYTES: Final = 4 << 20
 MAX_EXTENT_BLOCKS: Final = 8
@@ -46,10 +47,14 @@ class PrefixStore:
         self._block_size = tags.ready.block_size
         self._extent_blocks = min(max(MAX_EXTENT_BYTES // max(tags.bytes_per_block, 1), 1), MAX_EXTENT_BLOCKS)
 
+    def follow_weights(self, ready: EngineReady) -> None:
+        """From now on blocks are those of the weights that `ready` names; no other ones are found."""
+        self._tags = replace(self._tags, ready=ready)
+
     def chain(self, request: EngineCoreRequest, token_ids: Sequence[int]) -> Chain:
-        """The blocks of a text of a request; O(tokens)."""
+        """The blocks of a text of a request, with its items; O(tokens)."""
         facts = self._tags.facts(request, f"{self._extent_blocks} blocks in a file")
-        return Chain(Scope.of(self._secret, facts), self._block_size, token_ids)
+        return Chain(Scope.of(self._secret, facts, request.tenant), self._block_size, token_ids, request.media)
 
     def find(self, chain: Chain, max_blocks: int) -> int:
         """How many of the first blocks are on disk, up to a state if the model has states; nothing is read."""
@@ -66,15 +71,17 @@ class PrefixStore:
         size = self._extent_blocks
         return [Extent(first, min(first + size, end)) for first in range(start // size * size, end, size)]
 
+    def num_bytes(self, extents: Sequence[Extent]) -> int:
+        """What is read of extents, and of the state behind them."""
+        return sum(map(self._num_bytes, extents)) + self.bytes_per_state
+
     def content(self, chain: Chain, extent: Extent) -> tuple[bytearray, int]:
         """A text to be sealed, and where in it the blocks of an extent begin, which are to be filled in."""
-        head = chain.head(*extent)
-        return bytearray(head) + bytearray(extent.num_blocks * self.bytes_per_block), len(head)
+        return _text(chain.head(*extent), extent.num_blocks * self.bytes_per_block)
 
     def state_content(self, chain: Chain) -> tuple[bytearray, int]:
         """As `content`, for the state after all blocks of a text."""
-        head = chain.head(chain.num_blocks, chain.num_blocks)
-        return bytearray(head) + bytearray(self.bytes_per_state), len(head)
+        return _text(chain.head(chain.num_blocks, chain.num_blocks), self.bytes_per_state)
 
     def read(self, chain: Chain, extent: Extent) -> bytearray:
         """The blocks of an extent in the form of the model runner.
@@ -114,3 +121,10 @@ class PrefixStore:
             self.files.remove(name)
             raise
         return bytearray(memoryview(text)[len(head) :])
+
+
+def _text(head: bytes, num_bytes: int) -> tuple[bytearray, int]:
+    """A text of a head and zeros, made at once: megabytes are not copied."""
+    text = bytearray(len(head) + num_bytes)
+    text[: len(head)] = head
+    return text, len(head)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -15,10 +15,12 @@ from llmstack_engine_core.disk_cache.scopes import Chain
 from llmstack_engine_core.disk_cache.write_behind import Pace, Sealable, WriteBehind
 from llmstack_engine_core.protocols import TransferRunner
 from llmstack_step_log.scheduler_protocol import Scheduler
-from llmstack_types import EngineCoreRequest
+from llmstack_types import EngineCoreRequest, PrefixMedia
 
 MAX_NUM_JOBS: Final = 256
-"""Texts that wait to be written; over it the oldest is given up."""
+"""Texts that wait to be written; over it the tenant with the most gives up its oldest."""
+MAX_NUM_KNOWN: Final = 64
+"""Extents of a text that are on disk already, and are passed in one go: a name takes a hash for each block."""
 _ROOM_INTERVAL_S: Final = 0.001
 
 
@@ -31,11 +33,16 @@ class Cache(NamedTuple):
 
     def find(self, request: EngineCoreRequest, token_ids: Sequence[int]) -> tuple[list[int], int]:
         """The blocks of the longest prefix that a request with these tokens finds, and its state."""
-        return self.scheduler.cached_prefix(token_ids, prefix_salt(request.cache_salt, request.lora_name))
+        return self.scheduler.cached_prefix(token_ids, *_scope_of(request))
 
     def take(self, request: EngineCoreRequest, token_ids: Sequence[int]) -> tuple[list[int], int]:
         """Makes all blocks findable but that of the last token; those that are to be filled, and their state."""
-        return self.scheduler.import_prefix(token_ids, prefix_salt(request.cache_salt, request.lora_name))
+        return self.scheduler.import_prefix(token_ids, *_scope_of(request))
+
+
+def _scope_of(request: EngineCoreRequest) -> tuple[str, PrefixMedia]:
+    items = tuple(replace(item, memory=None) for item in request.media)
+    return prefix_salt(request.cache_salt, request.lora_name), PrefixMedia(request.cache_salt, items)
 
 
 @dataclass(slots=True)
@@ -44,27 +51,68 @@ class _Job:
 
     Attributes:
         token_ids: One more than its blocks hold, since a lookup leaves the last one.
-        chain: The names of its blocks; None before the first is copied.
+        chain: The names of its blocks; None before they are looked up.
+        block_ids: Where they were then.
+        contents: What these blocks held, in their order.
         extents: What is left of them.
     """
 
     request: EngineCoreRequest
     token_ids: list[int]
     chain: Chain | None = None
-    extents: list[Extent] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+    contents: list[int] = field(default_factory=list)
+    extents: deque[Extent] = field(default_factory=deque)
+
+
+class _Jobs:
+    """The texts that wait, of which tenants are served in turns."""
+
+    def __init__(self) -> None:
+        self._tenant_to_jobs: dict[str, deque[_Job]] = {}  # whose turn is next is the first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tenant_to_jobs.values()))
+
+    @property
+    def next(self) -> _Job:
+        """The text that is being copied; it stays until `end`."""
+        return next(iter(self._tenant_to_jobs.values()))[0]
+
+    def add(self, job: _Job) -> None:
+        """Adds a text, for which another one may be given up."""
+        self._tenant_to_jobs.setdefault(job.request.tenant, deque()).append(job)
+        if len(self) > MAX_NUM_JOBS:
+            self._drop(max(self._tenant_to_jobs, key=lambda tenant: len(self._tenant_to_jobs[tenant])))
+
+    def end(self) -> None:
+        """Removes the text that was copied; the turn is that of the next tenant."""
+        tenant = next(iter(self._tenant_to_jobs))
+        self._drop(tenant)
+        if tenant in self._tenant_to_jobs:
+            self._tenant_to_jobs[tenant] = self._tenant_to_jobs.pop(tenant)
+
+    def _drop(self, tenant: str) -> None:
+        self._tenant_to_jobs[tenant].popleft()
+        if not self._tenant_to_jobs[tenant]:
+            del self._tenant_to_jobs[tenant]
+
+    def clear(self) -> None:
+        """Gives all of them up."""
+        self._tenant_to_jobs.clear()
 
 
 class PrefixWrites:
     """Copies cached blocks, an extent at a time, for a thread that writes them. Used by the engine core's thread.
 
-    Blocks are found by their tokens when they are copied: one that was evicted before ends its text.
+    A text is looked up once. A block that no longer holds then what it held ends its text. O(tokens) for a text.
     """
 
     def __init__(self, cache: Cache, store: PrefixStore, clock: Callable[[], float]) -> None:
         self._cache, self._store = cache, store
         self._pace = Pace(clock)
         self.behind = WriteBehind(store.files, self._pace, clock)
-        self._jobs: deque[_Job] = deque(maxlen=MAX_NUM_JOBS)
+        self._jobs = _Jobs()
 
     @property
     def has_jobs(self) -> bool:
@@ -74,7 +122,7 @@ class PrefixWrites:
     def add(self, request: EngineCoreRequest, token_ids: list[int]) -> None:
         """Writes a text of a request some time later: all but the last token, which has been computed."""
         if len(token_ids) > self._cache.block_size:
-            self._jobs.append(_Job(request, token_ids))
+            self._jobs.add(_Job(request, token_ids))
 
     def copy(self) -> bool:
         """Copies the next extent, if one waits, the thread has room and the share of the processor allows it."""
@@ -90,6 +138,10 @@ class PrefixWrites:
         self._jobs.clear()
         self.behind.after(self._store.files.clear)
 
+    def forget(self) -> None:
+        """Gives up what waits; what has been copied is written."""
+        self._jobs.clear()
+
     def finish(self, wait_s: float) -> None:
         """Copies and writes what is left, at full speed for at most `wait_s`; then the thread ends."""
         end_s = time.monotonic() + wait_s
@@ -102,34 +154,45 @@ class PrefixWrites:
         self.behind.close(max(end_s - time.monotonic(), 0.0))
 
     def _copy_next(self) -> None:
-        job = self._jobs[0]
-        block_ids, state_id = self._cache.find(job.request, job.token_ids)
-        if job.chain is None:
-            job.token_ids = job.token_ids[: len(block_ids) * self._cache.block_size + 1]
-            job.chain = self._store.chain(job.request, job.token_ids)
-            job.extents = self._store.extents(0, len(block_ids))
-        chain, num_blocks = job.chain, job.chain.num_blocks
-        while job.extents and not self._is_new(chain.name(job.extents[0].end)):
-            job.extents.pop(0)
-        needed = num_blocks if self._store.has_states or not job.extents else job.extents[0].end
-        is_lost = len(block_ids) < needed
-        if job.extents and not is_lost:
-            self._copy_extent(chain, job.extents.pop(0), block_ids)
-        if job.extents and not is_lost:
+        job = self._jobs.next
+        chain = job.chain or self._look_up(job)
+        is_kept = self._copy_extent(job, chain)
+        if is_kept and job.extents:
             return
-        self._jobs.popleft()
-        if self._store.has_states and not is_lost and self._is_new(chain.state_name(num_blocks)):
-            self._copy_state(chain, state_id)
-        self.behind.after(partial(self._store.touch, chain, num_blocks))
+        self._jobs.end()
+        if is_kept and self._store.has_states and self._is_new(chain.state_name(chain.num_blocks)):
+            self._copy_state(job, chain)
+        self.behind.after(partial(self._store.touch, chain, chain.num_blocks))
 
-    def _copy_extent(self, chain: Chain, extent: Extent, block_ids: list[int]) -> None:
-        text, start = self._store.content(chain, extent)
-        if self._store.bytes_per_block:
-            with memoryview(text) as view, view[start:] as out:
-                self._cache.runner.read_kv_blocks(block_ids[extent.start : extent.end], out)
-        self.behind.add(Sealable(chain.scope, chain.name(extent.end), text))
+    def _look_up(self, job: _Job) -> Chain:
+        job.block_ids, _ = self._cache.find(job.request, job.token_ids)
+        job.contents = self._cache.scheduler.contents(job.block_ids)
+        job.token_ids = job.token_ids[: len(job.block_ids) * self._cache.block_size + 1]
+        job.chain = self._store.chain(job.request, job.token_ids)
+        job.extents.extend(self._store.extents(0, len(job.block_ids)))
+        return job.chain
 
-    def _copy_state(self, chain: Chain, state_id: int) -> None:
+    def _copy_extent(self, job: _Job, chain: Chain) -> bool:
+        """Copies the next extent, and passes those before it that are there; False if it is lost."""
+        for _ in range(min(len(job.extents), MAX_NUM_KNOWN)):
+            extent = job.extents.popleft()
+            if not self._is_new(chain.name(extent.end)):
+                continue
+            block_ids = job.block_ids[extent.start : extent.end]
+            if self._cache.scheduler.contents(block_ids) != job.contents[extent.start : extent.end]:
+                return False
+            text, start = self._store.content(chain, extent)
+            if self._store.bytes_per_block:
+                with memoryview(text) as view, view[start:] as out:
+                    self._cache.runner.read_kv_blocks(block_ids, out)
+            self.behind.add(Sealable(chain.scope, chain.name(extent.end), text))
+            break
+        return True
+
+    def _copy_state(self, job: _Job, chain: Chain) -> None:
+        block_ids, state_id = self._cache.find(job.request, job.token_ids)
+        if len(block_ids) < chain.num_blocks:
+            return
         text, start = self._store.state_content(chain)
         with memoryview(text) as view, view[start:] as out:
             self._cache.runner.read_kv_blocks([], out, state_id)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hmac
 import os
+import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgpack  # type: ignore[import-untyped]  # it has no annotations
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from llmstack_core_scheduler.media_numbers import vector_places
 from llmstack_engine_core.disk_cache.block_files import BlockMissError
+from llmstack_types import MediaItem
 
 MAGIC: Final = b"llmstackKV1\n"
 DIGEST_BYTES: Final = 32
@@ -22,6 +26,7 @@ _NONCE_BYTES: Final = 12
 SEAL_BYTES: Final = len(MAGIC) + _NONCE_BYTES + 16
 """By how much a sealed text is longer; 16 bytes are the tag of AES-GCM."""
 _TOKEN_BYTES: Final = 4
+_OWNER_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -29,20 +34,22 @@ class Scope:
     """The blocks of one scope: those that requests with the same facts share. No other scope has its names or keys.
 
     Attributes:
-        facts: Everything that the values in a block depend on besides tokens, and whose they are.
+        facts: Everything that the values in a block depend on besides tokens, and who may find them.
         name_key: Of the names.
         seal_key: From which the key of each name derives.
+        owner: Whose part of the bound the files take that are written; clients who share prefixes differ in this alone.
     """
 
     facts: bytes
     name_key: bytes
     seal_key: bytes
+    owner: str = ""
 
     @classmethod
-    def of(cls, secret: bytes, facts: bytes) -> Scope:
-        """The scope of `facts`, with keys derived from the secret of the folder."""
+    def of(cls, secret: bytes, facts: bytes, tenant: str = "") -> Scope:
+        """The scope of `facts`, with keys derived from the secret of the folder, for a tenant who writes in it."""
         keys = HKDF(SHA256(), 2 * DIGEST_BYTES, salt=None, info=b"llmstack KV cache on disk\0" + facts).derive(secret)
-        return cls(facts, keys[:DIGEST_BYTES], keys[DIGEST_BYTES:])
+        return cls(facts, keys[:DIGEST_BYTES], keys[DIGEST_BYTES:], owner_of(secret, tenant))
 
     def digest(self, text: bytes) -> bytes:
         """A name that tells nothing about the text without the secret."""
@@ -76,21 +83,30 @@ class Scope:
         return MAGIC + self.facts + name.encode()
 
 
+def owner_of(secret: bytes, tenant: str) -> str:
+    """The name of a tenant as the owner of files, which tells nothing without the secret; empty for none."""
+    text = b"llmstack owner of files\0" + tenant.encode("utf-8", "surrogatepass")
+    return hmac.digest(secret, text, "sha256")[:_OWNER_BYTES].hex() if tenant else ""
+
+
 class Chain:
-    """The whole blocks of one text, each named by all tokens up to its end.
+    """The whole blocks of one text, each named by all tokens and items up to its end. For any thread.
 
     Attributes:
         num_blocks: How many there are.
     """
 
-    def __init__(self, scope: Scope, block_size: int, token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, scope: Scope, block_size: int, token_ids: Sequence[int], media: Sequence[MediaItem] = ()
+    ) -> None:
+        """`media`: The items whose vectors stand in place of tokens; O(tokens + blocks of items), without a digest."""
         self._scope = scope
         self._block_bytes = _TOKEN_BYTES * block_size
         self._tokens = array("I", token_ids).tobytes()
         self.num_blocks = len(self._tokens) // self._block_bytes
+        self._items = _items_by_block(scope, media, block_size, self.num_blocks)
         self._digests = [scope.digest(b"root")]
-        for number in range(self.num_blocks):
-            self._digests.append(scope.digest(self._digests[-1] + self.tokens(number, number + 1)))
+        self._lock = threading.Lock()
 
     @property
     def scope(self) -> Scope:
@@ -102,13 +118,38 @@ class Chain:
         return self._tokens[start * self._block_bytes : end * self._block_bytes]
 
     def head(self, start: int, end: int) -> bytes:
-        """What blocks are, exactly: the digest of what is before them, and their tokens."""
-        return self._digests[start] + self.tokens(start, end)
+        """What blocks are, exactly: the digest of what is before them, their tokens, and the items among these."""
+        head = self._digest(start) + self.tokens(start, end)
+        if not self._items:
+            return head
+        return head + b"".join(self._items.get(number, b"") for number in range(start, end))
 
     def name(self, end: int) -> str:
         """The name of the blocks that end with number `end`."""
-        return self._digests[end].hex()
+        return self._digest(end).hex()
 
     def state_name(self, end: int) -> str:
         """The name of the state after the first `end` blocks."""
-        return self._scope.digest(b"state" + self._digests[end]).hex()
+        return self._scope.digest(b"state" + self._digest(end)).hex()
+
+    def _digest(self, end: int) -> bytes:
+        """That of the first `end` blocks. Made when it is asked for: of a prompt that is not on disk few ever are."""
+        digests = self._digests
+        if end >= len(digests):
+            with self._lock:
+                while end >= len(digests):
+                    digests.append(self._scope.digest(self.head(len(digests) - 1, len(digests))))
+        return digests[end]
+
+
+def _items_by_block(scope: Scope, media: Sequence[MediaItem], block_size: int, num_blocks: int) -> dict[int, bytes]:
+    """Of each block with vectors, the items that have them: a digest of all facts of each, and its place."""
+    found: dict[int, list[tuple[bytes, int]]] = {}
+    for item in media:
+        runs = [(places.start // block_size, -(-places.stop // block_size)) for places in vector_places(item)]
+        numbers = {number for start, end in runs for number in range(start, min(end, num_blocks))}
+        facts = (item.digest, item.kind, item.num_tokens, item.embed_runs, item.layout, item.num_units)
+        digest = scope.digest(b"item" + msgpack.packb(facts)) if numbers else b""
+        for number in numbers:
+            found.setdefault(number, []).append((digest, item.offset))
+    return {number: msgpack.packb(items) for number, items in found.items()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, Final
 
-from llmstack_core_scheduler.media_numbers import vector_places
 from llmstack_engine_core.disk_cache.prefix_reads import PrefixReads
 from llmstack_engine_core.disk_cache.prefix_store import PrefixStore
 from llmstack_engine_core.disk_cache.prefix_writes import Cache, PrefixWrites
@@ -16,6 +16,7 @@ from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineReady,
     FinishReason,
     SchedulerOutput,
     SchedulerStats,
@@ -32,27 +33,17 @@ class StoredPrefixes(PrefixStage):
     """Prefixes of one engine core on disk. Used by the engine core's thread.
 
     A request whose prefix is there waits for it, and others overtake it. Its text is written once its prompt is
-    computed, and again at its end. Before the first item of a prompt with media both end: later keys are not tokens.
+    computed, and again at its end.
     """
 
     has_stats = True
 
     def __init__(self, cache: Cache, store: PrefixStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
-        self._reads = PrefixReads(cache, store, clock)
+        self.waiting: PrefixReads = PrefixReads(cache, store, clock)
         self._writes = PrefixWrites(cache, store, clock)
         self._texts: dict[str, tuple[EngineCoreRequest, list[int]]] = {}  # as far as they are known
         self._is_in_step = self._is_closed = False
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for their blocks."""
-        return len(self._reads)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether requests wait for their blocks."""
-        return bool(self._reads)
 
     @property
     def is_in_use(self) -> bool:
@@ -67,12 +58,17 @@ class StoredPrefixes(PrefixStage):
     def hold(self, request: EngineCoreRequest) -> bool:
         """True if the request waits for its blocks from now on."""
         text = _text_of(request)
-        self._texts[request.request_id] = request, text
-        return self._reads.begin(request, text)
+        self._texts[request.request_id] = _without_memory(request), text
+        return self.waiting.begin(request, text)
+
+    def noted(self, request: EngineCoreRequest) -> EngineCoreRequest:
+        """The request, with what was in the way of its blocks on disk."""
+        cause = self.waiting.causes.pop(request.request_id, "")
+        return replace(request, disk_miss=cause) if cause else request
 
     def take_ready(self, wait_s: float) -> list[Ready]:
         """The requests that wait no longer, their blocks imported as far as they were right."""
-        return [(request, None) for request in self._reads.take_ready(wait_s)]
+        return [(request, None) for request in self.waiting.take_ready(wait_s)]
 
     def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: Any) -> PendingOutput:
         """Starts a step, whose blocks are not written to disk before it has ended."""
@@ -92,6 +88,11 @@ class StoredPrefixes(PrefixStage):
         """Removes all files: any of them may have been written from wrong values, or hang on one that was."""
         self._writes.clear()
 
+    def follow_weights(self, ready: EngineReady) -> None:
+        """Blocks of the weights before are written no more: what has their tokens in memory from now on is another."""
+        self._writes.forget()
+        self._store.follow_weights(ready)
+
     def work_when_idle(self) -> None:
         """Copies what is due; the engine core has no request."""
         end_s = time.monotonic() + IDLE_SLICE_S
@@ -102,7 +103,7 @@ class StoredPrefixes(PrefixStage):
         """Forgets requests that have ended; what they have computed is written all the same."""
         for request_id in request_ids:
             self._texts.pop(request_id, None)
-        self._reads.forget(request_ids)
+        self.waiting.forget(request_ids)
 
     def abort(self, request_ids: list[str]) -> list[str]:
         """Forgets requests that are aborted, with what they have computed written."""
@@ -115,7 +116,7 @@ class StoredPrefixes(PrefixStage):
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
         """The statistics with those of the disk."""
-        reads, behind, files = self._reads, self._writes.behind, self._store.files
+        reads, behind, files = self.waiting, self._writes.behind, self._store.files
         return stats._replace(disk=DiskCacheStats(
             files.num_bytes, reads.num_requests, reads.num_tokens, reads.num_bytes, behind.num_written_bytes,
             behind.num_dropped, tuple(reads.misses[cause] for cause in DISK_MISS_CAUSES),
@@ -126,7 +127,7 @@ class StoredPrefixes(PrefixStage):
         if self._is_closed:
             return
         self._is_closed = True
-        self._reads.close()
+        self.waiting.close()
         self._writes.finish(0.0 if self._is_in_step else LAST_WRITES_S)
         self._store.files.close()
 
@@ -138,18 +139,21 @@ class StoredPrefixes(PrefixStage):
         is_first = output.num_cached_tokens >= 0
         if is_first:  # without the new token: as far as the same prompt is looked for
             self._writes.add(request, text.copy())
-        if not request.media:
-            text += output.new_token_ids
+        text += output.new_token_ids
         if output.finish_reason is not None:
             self._writes.add(request, text.copy())
         if not is_first:
             return output
-        num_tokens = self._reads.take_num_tokens(output.request_id)
+        num_tokens = self.waiting.take_num_tokens(output.request_id)
         return output._replace(num_disk_tokens=min(num_tokens, output.num_cached_tokens))
 
 
 def _text_of(request: EngineCoreRequest) -> list[int]:
-    """The tokens of a request before the first vector of an item."""
+    return [*request.prompt_token_ids, *request.output_token_ids]
+
+
+def _without_memory(request: EngineCoreRequest) -> EngineCoreRequest:
+    """The request as it is kept beyond its end: pixels and sound are not, which may be many megabytes."""
     if not request.media:
-        return [*request.prompt_token_ids, *request.output_token_ids]
-    return request.prompt_token_ids[: next(vector_places(request.media[0])).start]
+        return request
+    return replace(request, media=tuple(replace(item, memory=None) for item in request.media))

@@ -107,7 +107,7 @@ class WriteBehind:
         is_written, parts = False, list[bytes]()
         try:
             parts = text.scope.seal(text.name, text.text)
-            is_written, reason = self._files.write(text.name, parts), "there is too little room"
+            is_written, reason = self._files.write(text.name, parts, text.scope.owner), "there is too little room"
         except (OSError, MemoryError) as error:
             reason = str(error) or "no memory is left"
         if is_written:

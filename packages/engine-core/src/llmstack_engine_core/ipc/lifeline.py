@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from typing import Any
 
 import msgpack  # type: ignore[import-untyped]  # it ships no types
 
@@ -15,7 +14,7 @@ MAX_ORDER_BYTES = 2**20
 _LENGTH = struct.Struct("!I")
 
 
-def send_order(lifeline: socket.socket, values: list[Any]) -> None:
+def send_order(lifeline: socket.socket, values: list[object]) -> None:
     """Sends an order of plain values; a receiver that has died already is not an error here."""
     body = msgpack.packb(values)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -1,4 +1,4 @@
-"""How a client reaches an engine core, and the identities of its connections."""
+"""Addresses of an engine core for its clients, and identities of connections."""
 
 from __future__ import annotations
 

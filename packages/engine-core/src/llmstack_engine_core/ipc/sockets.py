@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -31,21 +32,33 @@ ENGINE_LINGER_MS: Final = 1000
 _POLLIN: Final = int(zmq.POLLIN)  # the flag's own operators are Python code
 
 
-def make_private_directory() -> Path:
-    """A fresh directory of mode 0700, in `XDG_RUNTIME_DIR` where there is one; the caller removes it.
+def name_private_directory() -> Path:
+    """A free name for a private directory, in `XDG_RUNTIME_DIR` where there is one.
 
     Raises:
         EngineStartError: There is no place for one.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    parent = runtime if runtime and os.access(runtime, os.W_OK | os.X_OK) else tempfile.gettempdir()
+    parent = Path(runtime if runtime and os.access(runtime, os.W_OK | os.X_OK) else tempfile.gettempdir())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise EngineStartError(f"no directory for sockets can be made in {parent}; set TMPDIR")
+    directory = parent / f"{DIRECTORY_PREFIX}{secrets.token_hex(4)}"
+    if len(os.fsencode(directory / ENGINE_SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES:
+        raise EngineStartError("the path of the directory for sockets is too long; set TMPDIR to a shorter one")
+    return directory
+
+
+def make_private_directory(directory: Path | None = None) -> Path:
+    """Makes a directory of mode 0700, by a fresh name if none is given; the caller removes it.
+
+    Raises:
+        EngineStartError: It cannot be made, or it is not ours alone.
+    """
+    directory = directory or name_private_directory()
     try:
-        directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=parent))
+        directory.mkdir(mode=0o700)
     except OSError as error:
         raise EngineStartError(f"no directory for sockets can be made: {error.strerror}; set TMPDIR") from error
-    if len(os.fsencode(directory / ENGINE_SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES:
-        directory.rmdir()
-        raise EngineStartError("the path of the directory for sockets is too long; set TMPDIR to a shorter one")
     check_private_directory(directory)
     return directory
 

@@ -1,4 +1,4 @@
-"""Says other engine cores where an export lies, and keeps it while they read."""
+"""Server of the places of exports, which stay while other engine cores read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import logging
 import mmap
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from llmstack_engine_core.ipc.keys import Keys
 from llmstack_engine_core.ipc.sockets import serve_keys
 from llmstack_engine_core.kv_transfer import sealed_memory
 from llmstack_engine_core.kv_transfer.config import TransferLimits
-from llmstack_engine_core.kv_transfer.exports import Export, ExportTable
+from llmstack_engine_core.kv_transfer.exports import Alarm, Export, ExportTable
 from llmstack_engine_core.kv_transfer.messages import (
     MAX_MESSAGE_BYTES,
     Ask,
@@ -76,15 +75,10 @@ class ExportServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._listening(keys, address)
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._alarm, self._own_alarm = socket.socketpair()
-        self._alarm.setblocking(False)
+        self._alarm = Alarm()
+        self.wake = self._alarm.ring  # lets the thread look again at what expires
         self._thread = threading.Thread(target=self._run, name="export-kv", daemon=True)
         self._thread.start()
-
-    def wake(self) -> None:
-        """Lets the thread look again at what expires."""
-        with contextlib.suppress(OSError):  # full: it is about to look
-            self._alarm.send(b"w")
 
     def close(self) -> None:
         """Ends the thread, and closes its sockets. Idempotent."""
@@ -112,11 +106,11 @@ class ExportServer:
         try:
             poller = zmq.Poller()
             poller.register(self._socket, zmq.POLLIN)
-            poller.register(self._own_alarm, zmq.POLLIN)
+            poller.register(self._alarm, zmq.POLLIN)
             while not self._is_closing:
                 ready = dict(poller.poll(self._wait_ms()))
-                if self._own_alarm.fileno() in ready:
-                    self._own_alarm.recv(4096)
+                if self._alarm.fileno() in ready:
+                    self._alarm.stop()
                 if self._socket in ready:
                     self._serve(self._socket.recv_multipart())
                 self._progress()
@@ -203,4 +197,3 @@ class ExportServer:
         self._context.term()
         self._drop_readings()
         self._alarm.close()
-        self._own_alarm.close()

@@ -1,10 +1,12 @@
-"""The exports of one engine core: few, small enough, and not for long."""
+"""The exports of one engine core, bounded in number, bytes and time."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,6 +27,32 @@ class Export(NamedTuple):
     tag: bytes
     num_bytes: int
     expires_s: float
+
+
+class Alarm:
+    """Wakes a thread that waits for sockets, which waits for this one too: `fileno`."""
+
+    def __init__(self) -> None:
+        self._given, self._waited_for = socket.socketpair()
+        self._given.setblocking(False)
+
+    def ring(self) -> None:
+        """Wakes the thread. May be called by any other."""
+        with contextlib.suppress(OSError):  # full: it is about to look
+            self._given.send(b"w")
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable."""
+        return self._waited_for.fileno()
+
+    def stop(self) -> None:
+        """Lets the thread wait again; it has been woken."""
+        self._waited_for.recv(4096)
+
+    def close(self) -> None:
+        """Closes both ends; afterwards nothing is woken."""
+        self._given.close()
+        self._waited_for.close()
 
 
 class ExportTable:

@@ -1,4 +1,4 @@
-"""Transfers between hosts: NIXL reads what a channel with keys names."""
+"""Transfers between hosts: by NIXL, from places that an encrypted channel names."""
 
 from __future__ import annotations
 

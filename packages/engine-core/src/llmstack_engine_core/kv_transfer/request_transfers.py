@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from llmstack_core_scheduler.request import prefix_salt
@@ -18,6 +19,7 @@ from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineReady,
     FinishReason,
     InvalidRequestError,
     KVTransferParams,
@@ -65,24 +67,18 @@ class RequestTransfers(Stage):
         self._clock = clock
         self._block_size = parts.tags.ready.block_size
         self._exporting: dict[str, EngineCoreRequest] = {}
-        self._arriving: dict[str, _Arriving] = {}
+        self.waiting: dict[str, _Arriving] = {}
         self._num_imported: dict[str, int] = {}  # tokens of requests whose first output has not come
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "import-kv")
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for their blocks."""
-        return len(self._arriving)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether requests wait for their blocks."""
-        return bool(self._arriving)
+    def follow_weights(self, ready: EngineReady) -> None:
+        """Exports of the weights before stay, under their tags."""
+        self._tags = replace(self._tags, ready=ready)
 
     @property
     def is_in_use(self) -> bool:
         """Whether requests wait for their blocks, have just got them, or are to be exported."""
-        return bool(self._arriving or self._num_imported or self._exporting)
+        return bool(self.waiting or self._num_imported or self._exporting)
 
     def check(self, request: EngineCoreRequest) -> None:
         """Refuses what this engine core's role does not include.
@@ -117,24 +113,24 @@ class RequestTransfers(Stage):
             return self._give_up(request, "the parameters name no export")
         if num_tokens >= len(request.prompt_token_ids):
             return self._give_up(request, "the prompt has fewer tokens than the export")
-        if len(self._arriving) >= MAX_NUM_WAITING:
+        if len(self.waiting) >= MAX_NUM_WAITING:
             return self._give_up(request, "too many requests wait for their blocks")
         tag, num_bytes = self._tags.tag(request, num_tokens), self._tags.num_bytes(num_tokens)
         blocks = self._threads.submit(
             self._transfer.import_blocks, params.remote_engine_id, params.transfer_id, tag, num_bytes
         )
         deadline_s = self._clock() + self._config.kv_connector_extra_config.import_timeout_s
-        self._arriving[request.request_id] = _Arriving(request, blocks, deadline_s)
+        self.waiting[request.request_id] = _Arriving(request, blocks, deadline_s)
         return True
 
     def take_ready(self, wait_s: float) -> list[Ready]:
         """The requests that wait no longer, their blocks imported where those came; waits at most `wait_s` for one."""
-        if wait_s and self._arriving:
-            wait([one.blocks for one in self._arriving.values()], wait_s, FIRST_COMPLETED)
+        if wait_s and self.waiting:
+            wait([one.blocks for one in self.waiting.values()], wait_s, FIRST_COMPLETED)
         now_s = self._clock()
-        ready = [one for one in self._arriving.values() if one.blocks.done() or one.deadline_s <= now_s]
+        ready = [one for one in self.waiting.values() if one.blocks.done() or one.deadline_s <= now_s]
         for request, blocks, _ in ready:
-            del self._arriving[request.request_id]
+            del self.waiting[request.request_id]
             self._import(request, blocks)
         return [(one.request, None) for one in ready]
 
@@ -153,7 +149,7 @@ class RequestTransfers(Stage):
         for request_id in request_ids:
             self._exporting.pop(request_id, None)
             self._num_imported.pop(request_id, None)
-            arriving = self._arriving.pop(request_id, None)
+            arriving = self.waiting.pop(request_id, None)
             if arriving is not None:
                 arriving.blocks.cancel()
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from llmstack_engine_core.kv_transfer import sealed_memory
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig
-from llmstack_engine_core.kv_transfer.exports import Export, ExportTable
+from llmstack_engine_core.kv_transfer.exports import Alarm, Export, ExportTable
 from llmstack_engine_core.kv_transfer.messages import MAX_MESSAGE_BYTES, Ask, Handed, Message, Refused, pack, unpack
 from llmstack_engine_core.kv_transfer.tag import KVTransferError
 
@@ -100,29 +100,25 @@ class _Server:
         self._listener.bind(_NAME_PREFIX + engine_id)
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
-        self._alarm, self._own_alarm = socket.socketpair()
-        self._alarm.setblocking(False)
+        self._alarm = Alarm()
+        self.wake = self._alarm.ring  # lets the thread look again at what expires
         self._thread = threading.Thread(target=self._run, name="export-kv", daemon=True)
         self._thread.start()
-
-    def wake(self) -> None:
-        """Lets the thread look again at what expires."""
-        with contextlib.suppress(OSError):  # full: it is about to look
-            self._alarm.send(b"w")
 
     def close(self) -> None:
         """Ends the thread, and closes its sockets."""
         self._is_closing = True
         self.wake()
         self._thread.join(2 * _SERVE_TIMEOUT_S)
-        for one in (self._listener, self._alarm, self._own_alarm):
-            one.close()
+        self._listener.close()
+        self._alarm.close()
 
     def _run(self) -> None:
         while not self._is_closing:
-            readable, _, _ = select.select([self._listener, self._own_alarm], [], [], self._table.expire())
-            if self._own_alarm in readable:
-                self._own_alarm.recv(4096)
+            sockets: list[Alarm | socket.socket] = [self._listener, self._alarm]
+            readable, _, _ = select.select(sockets, [], [], self._table.expire())
+            if self._alarm in readable:
+                self._alarm.stop()
             if self._listener in readable:
                 try:
                     self._serve(self._listener.accept()[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgpack  # type: ignore[import-untyped]  # it has no annotations
 
@@ -57,7 +57,7 @@ class TagMaker:
         """Size of the blocks of so many tokens, and of the state after them."""
         return num_tokens // self.ready.block_size * self.bytes_per_block + self.bytes_per_state
 
-    def _facts(self, request: EngineCoreRequest) -> list[Any]:
+    def _facts(self, request: EngineCoreRequest) -> list[object]:
         ready, adapter = self.ready, ""
         if request.lora_name is not None:
             identity = LoRAIdentity.parse(request.lora_name)
@@ -86,12 +86,12 @@ def difference(exported: bytes, wanted: bytes) -> str | None:
     return ""
 
 
-def _packed(values: list[Any]) -> bytes:
+def _packed(values: list[object]) -> bytes:
     packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
     return packed
 
 
-def _values(tag: bytes) -> list[Any]:
+def _values(tag: bytes) -> list[object]:
     try:
         values = msgpack.unpackb(tag, unicode_errors="surrogatepass")
     except (ValueError, TypeError, msgpack.UnpackException):

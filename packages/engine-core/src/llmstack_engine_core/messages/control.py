@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from llmstack_engine_core.messages.kinds import BOOLEAN, COUNT, CodecError, Kind, blob, integer, list_of, text, word
 from llmstack_engine_core.messages.outputs import STATS
 from llmstack_engine_core.messages.recent_steps import RECENT_STEPS
-from llmstack_engine_core.messages.requests import MAX_LORA_NAME_LENGTH
+from llmstack_engine_core.messages.requests import MAX_LORA_NAME_LENGTH, SESSION, TENANT
 from llmstack_engine_core.messages.rows import Row, tuple_of
 from llmstack_types import Control, Operation
 from llmstack_types.log_lines import LOG_LEVELS
@@ -50,6 +50,16 @@ def _signature(result: Kind, *arguments: Kind) -> Signature:
     return Signature(result, replace(each, pack=lambda value, name: each.unpack([*value], name)))
 
 
+def _three_texts() -> Kind:
+    texts = tuple_of(text(), text(), text())
+    return replace(texts, pack=lambda value, name: list(texts.unpack([*value], name)))
+
+
+def _two_counts() -> Kind:
+    counts = tuple_of(COUNT, COUNT)
+    return replace(counts, pack=lambda value, name: list(counts.unpack([*value], name)))
+
+
 _ADAPTER: Final = text(MAX_LORA_NAME_LENGTH, 1)
 
 SIGNATURES: Final[dict[AnyOperation, Signature]] = {
@@ -65,6 +75,8 @@ SIGNATURES: Final[dict[AnyOperation, Signature]] = {
     Control.UNLOAD_ADAPTER: _signature(BOOLEAN, _ADAPTER),
     Control.START_PROFILE: _signature(text()),
     Control.STOP_PROFILE: _signature(text()),
+    Control.UPDATE_WEIGHTS: _signature(_three_texts(), text(4096, 1)),
+    Control.RELEASE_SESSIONS: _signature(_two_counts(), TENANT, SESSION),
     Control.SET_LOG_LEVEL: _signature(BOOLEAN, word(LOG_LEVELS)),
 }
 _NUMBER_TO_OPERATION: Final = {operation.number: operation for operation in SIGNATURES}
@@ -73,7 +85,7 @@ _NUMBER_TO_OPERATION: Final = {operation.number: operation for operation in SIGN
 def _row(cls: type[Any], last: str) -> Row:
     """A call or a result, whose last field is of the kind that its operation says."""
 
-    def unpack(value: object, name: str) -> Any:
+    def unpack(value: object, name: str) -> object:
         call_id, number, packed = list_of(value, name, 3)
         operation = _NUMBER_TO_OPERATION.get(COUNT.unpack(number, "operation"))
         if operation is None:
@@ -86,7 +98,7 @@ def _row(cls: type[Any], last: str) -> Row:
         value = getattr(SIGNATURES[operation], last).pack(getattr(message, last), operation.name)
         return [message.call_id, operation.number, value]
 
-    def draw(pick: Random) -> Any:
+    def draw(pick: Random) -> object:
         operation, signature = pick.choice([*SIGNATURES.items()])
         return cls(COUNT.draw(pick), operation, getattr(signature, last).draw(pick))
 

@@ -41,7 +41,7 @@ class CodecError(LLMStackError, ValueError):
         self.request_id = request_id
 
 
-def as_it_is(value: object, name: str) -> Any:
+def as_it_is(value: object, name: str) -> object:
     """The packing of values that msgpack takes."""
     return value
 
@@ -126,7 +126,7 @@ def optional(kind: Kind) -> Kind:
 def either(first: Kind, second: Kind) -> Kind:
     """A plain value of one of two kinds."""
 
-    def unpack(value: object, name: str) -> Any:
+    def unpack(value: object, name: str) -> object:
         try:
             return first.unpack(value, name)
         except CodecError:
@@ -174,7 +174,7 @@ def blob(item_size: int = 1, num_items: int | None = None) -> Kind:
     return Kind(unpack, draw)
 
 
-def list_of(value: object, name: str, length: int | None = None) -> list[Any]:
+def list_of(value: object, name: str, length: int | None = None) -> list[object]:
     """Refuses what is no list, or none of that length."""
     if type(value) is not list or (length is not None and len(value) != length):
         raise CodecError(f"{name} must be a list{'' if length is None else f' of {length} items'}")
@@ -187,13 +187,13 @@ def _lists(
 ) -> Kind:  # fmt: skip
     """A kind of lists; `unpack_list` has the length as its last argument, and refuses a list of another one."""
 
-    def unpack(value: object, name: str, length: int | None = None) -> Any:
+    def unpack(value: object, name: str, length: int | None = None) -> object:
         values = unpack_list(value, name, length)
         if length is None and not min_items <= len(values) <= max_items:
             raise CodecError(f"{name} must {'hold' if values else 'not be empty, but'} at most {max_items} items")
         return values if make is list else make(values)
 
-    def draw(pick: Random, length: int | None = None) -> Any:
+    def draw(pick: Random, length: int | None = None) -> object:
         return make(draw_item(pick) for _ in range(pick.randrange(min_items, 4) if length is None else length))
 
     is_plain = make is list and not min_items and max_items >= MAX_ITEMS
@@ -204,10 +204,10 @@ def items(kind: Kind, max_items: int = MAX_ITEMS, make: type = list) -> Kind:
     """Values of a kind, one by one."""
     unpack_item, pack_item = kind.unpack, kind.pack
 
-    def unpack(value: object, name: str, length: int | None = None) -> list[Any]:
+    def unpack(value: object, name: str, length: int | None = None) -> list[object]:
         return [unpack_item(item, name) for item in list_of(value, name, length)]
 
-    def pack(values: Sequence[object], name: str) -> list[Any]:
+    def pack(values: Sequence[object], name: str) -> list[object]:
         return [pack_item(value, name) for value in values]
 
     return _lists(unpack, kind.draw, as_it_is if pack_item is as_it_is else pack, make, max_items)
@@ -275,7 +275,7 @@ def _numbers(typecode: str, draw: Function, what: str) -> Callable[..., Kind]:
         except (OverflowError, TypeError) as error:
             raise CodecError(f"{name} must hold {what}") from error
 
-    def unpack(value: object, name: str, length: int | None = None) -> list[Any]:
+    def unpack(value: object, name: str, length: int | None = None) -> list[object]:
         if type(value) is not bytes or len(value) % size:
             raise CodecError(f"{name} must be packed numbers of {size} bytes")
         if length is not None and len(value) != length * size:  # before there is a list of them
@@ -302,14 +302,14 @@ def lists(kind: Kind, max_items: float = math.inf, make: type = list, outer: typ
     """Lists of what another kind has lists of: their lengths, or None where each is 1, then the items of all."""
     nothing = kind.pack([], "")
 
-    def pack(values: Sequence[Sequence[Any]], name: str) -> list[Any]:
+    def pack(values: Sequence[Sequence[object]], name: str) -> list[object]:
         if not any(values):  # as in most steps of most requests
             return [bytes(4 * len(values)), nothing]
         flat = list(chain.from_iterable(values))
         has_lengths = len(flat) != len(values) or not all(values)
         return [UINT32S.pack(map(len, values), name) if has_lengths else None, kind.pack(flat, name)]
 
-    def unpack(value: object, name: str, length: int | None = None) -> list[Any]:
+    def unpack(value: object, name: str, length: int | None = None) -> list[object]:
         if type(value) is not list or len(value) != 2:
             raise CodecError(f"{name} must be lengths and items")
         packed_lengths, packed = value
@@ -323,7 +323,7 @@ def lists(kind: Kind, max_items: float = math.inf, make: type = list, outer: typ
         whole = flat if make is list else make(flat)
         return [whole[end - count : end] for count, end in zip(lengths, accumulate(lengths), strict=True)]
 
-    def draw(pick: Random) -> Any:
+    def draw(pick: Random) -> object:
         return make(kind.draw(pick, pick.choice((0, 1, 1, 3))))
 
     return _lists(unpack, draw, pack, outer, max_items)
@@ -332,12 +332,12 @@ def lists(kind: Kind, max_items: float = math.inf, make: type = list, outer: typ
 def sparse(default: object, column: Kind) -> Kind:
     """A column whose values are mostly `default`: None where all are, else the numbers of the others and these."""
 
-    def pack(values: Sequence[object], name: str) -> Any:
+    def pack(values: Sequence[object], name: str) -> object:
         indices = [index for index, value in enumerate(values) if value != default]
         others = [values[index] for index in indices]
         return [UINT32S.pack(indices, name), column.pack(others, name)]
 
-    def unpack(value: object, name: str, length: int) -> Any:
+    def unpack(value: object, name: str, length: int) -> object:
         packed_indices, packed_values = list_of(value, name, 2)
         indices = UINT32S.unpack(packed_indices, name)
         unpacked = column.unpack(packed_values, name, len(indices))
@@ -348,13 +348,13 @@ def sparse(default: object, column: Kind) -> Kind:
             values[index] = item
         return values
 
-    def draw(pick: Random, length: int) -> list[Any]:
+    def draw(pick: Random, length: int) -> list[object]:
         return [default if pick.random() < 0.7 else column.draw(pick, 1)[0] for _ in range(length)]
 
     return Kind(unpack, draw, pack, default)
 
 
-def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], make: type = list) -> Kind:
+def columns(cls: type[tuple[object, ...]], field_to_column: Mapping[str, Kind], make: type = list) -> Kind:
     """Named tuples, or pairs, by columns in the order of their fields; the first one tells how many."""
     names = tuple(field_to_column)
     if getattr(cls, "_fields", names) != names:
@@ -365,8 +365,8 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
         (index, name, kind.unpack, kind.default) for index, (name, kind) in enumerate(field_to_column.items())
     ]
 
-    def pack(rows: Sequence[object], name: str) -> list[Any]:
-        packed: list[Any] = []
+    def pack(rows: Sequence[object], name: str) -> list[object]:
+        packed: list[object] = []
         if not rows:
             return packed
         for (field, one, default), column in zip(packs, zip(*rows, strict=True), strict=True):
@@ -376,7 +376,7 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
                 packed.append(None if column.count(default) == len(rows) else one(column, field))
         return packed
 
-    def unpack(value: object, name: str, length: int | None = None) -> Any:
+    def unpack(value: object, name: str, length: int | None = None) -> object:
         if not value and type(value) is list and not length:
             return make()
         if type(value) is not list or len(value) != len(names):
@@ -389,7 +389,7 @@ def columns(cls: type[tuple[Any, ...]], field_to_column: Mapping[str, Kind], mak
         ]
         return make(map(tuple.__new__, repeat(cls), zip(first, *rest, strict=True)))
 
-    def draw(pick: Random) -> Any:
+    def draw(pick: Random) -> object:
         return tuple.__new__(cls, [kind.draw(pick, 1)[0] for kind in kinds])
 
     return replace(_lists(unpack, draw, pack, make), unpack=unpack)

@@ -29,7 +29,7 @@ class _Packer(threading.local):
     """A packer for all messages of a thread: `msgpack.packb` makes one for each message."""
 
     def __init__(self) -> None:
-        self.pack: Callable[[Any], bytes] = msgpack.Packer(autoreset=True).pack
+        self.pack: Callable[[object], bytes] = msgpack.Packer(autoreset=True).pack
 
 
 _packer: Final = _Packer()
@@ -120,11 +120,11 @@ class MessageSet(Generic[MessageT]):
         message: MessageT = pick.choice(list(self.rows.values())).draw(pick)
         return message
 
-    def _counting(self) -> Callable[[list[Any]], list[Any]]:
+    def _counting(self) -> Callable[[list[object]], list[object]]:
         """A hook that counts the values in the lists of a message."""
         num_values = 0
 
-        def count(values: list[Any]) -> list[Any]:
+        def count(values: list[object]) -> list[object]:
             nonlocal num_values
             num_values += len(values) + 1
             if num_values > self._max_values:

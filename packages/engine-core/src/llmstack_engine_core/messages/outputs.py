@@ -45,6 +45,7 @@ STATS: Final = row(
     {
         "num_accepted_draft_tokens_per_place": kinds.counters(MAX_STATS_COUNTERS),
         "num_waiting_tokens_per_tenant": kinds.counters(MAX_STATS_COUNTERS),
+        "num_computed_tokens_per_cause": kinds.counters(MAX_STATS_COUNTERS),
         "waiting_tenants": kinds.texts(MAX_TENANT_LENGTH, MAX_STATS_COUNTERS, make=tuple),
         "encoder": optional(ENCODER_STATS),
         "disk": optional(DISK_STATS),

@@ -14,7 +14,7 @@ from llmstack_engine_core.messages.requests import MAX_REQUEST_ID_LENGTH, REQUES
 from llmstack_engine_core.messages.rows import mapping, row, tuple_of
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady
 
-PROTOCOL_VERSION: Final = 15
+PROTOCOL_VERSION: Final = 16
 # A request of a million tokens takes 4 MiB; prompt log-probabilities of a whole batch come in one message.
 MAX_CLIENT_FRAME_BYTES: Final = 16 * 2**20
 MAX_ENGINE_FRAME_BYTES: Final = 256 * 2**20

@@ -7,25 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any, Final
+from typing import Final
 
-from llmstack_engine_core.messages.kinds import UINT32S, CodecError, Kind, items, list_of, lists, number, text
+from llmstack_engine_core.messages.kinds import UINT32S, CodecError, Kind, items, list_of, lists, number, optional, text
 from llmstack_engine_core.messages.media import ENCODER_WORK, NUMBERED_MEDIA
 from llmstack_engine_core.messages.outputs import EVENTS, PHASES, REQUEST_IDS, STATS
 from llmstack_engine_core.messages.requests import MAX_LORA_NAME_LENGTH, MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
 from llmstack_engine_core.messages.rows import mapping, row, tuple_of
 from llmstack_engine_core.messages.steps import ROWS
 from llmstack_engine_core.row_columns import RowColumns
-from llmstack_types import RequestNote, StepRecord, StepRecording
+from llmstack_types import RequestNote, SessionReturn, StepRecord, StepRecording
 
 _TIME: Final = number()
 _LISTS: Final = lists(UINT32S)
-_NOTE: Final = row(RequestNote, {"lora_name": text(MAX_LORA_NAME_LENGTH), "earlier_s": _TIME, "given_s": _TIME})
+_ANY_ID: Final = text(MAX_REQUEST_ID_LENGTH)
+_RETURN: Final = row(
+    SessionReturn,
+    {
+        "request_id": _ANY_ID, "last_request_id": _ANY_ID, "paused_s": _TIME, "cause": text(32), "kept_s": _TIME,
+        "evicted_for": _ANY_ID,
+    },
+)  # fmt: skip
+_NOTE: Final = row(
+    RequestNote,
+    {
+        "lora_name": text(MAX_LORA_NAME_LENGTH), "earlier_s": _TIME, "given_s": _TIME, "went_on": optional(_RETURN),
+    },
+)  # fmt: skip
 _KEY: Final = text(MAX_REQUEST_ID_LENGTH)
 _MEDIA: Final = mapping(items(tuple_of(_KEY, NUMBERED_MEDIA)))
 
 
-def _pack_sparse(index_to_values: Mapping[int, Sequence[int]], name: str) -> list[Any] | None:
+def _pack_sparse(index_to_values: Mapping[int, Sequence[int]], name: str) -> list[object] | None:
     """Row numbers, and the values of these rows."""
     if not index_to_values:
         return None
@@ -42,7 +55,7 @@ def _unpack_sparse(value: object, num_rows: int, name: str) -> dict[int, list[in
     return dict(zip(indexes, _LISTS.unpack(packed_lists, name, len(indexes)), strict=True))
 
 
-def _pack_steps(steps: Sequence[StepRecord], name: str) -> list[Any]:
+def _pack_steps(steps: Sequence[StepRecord], name: str) -> list[object]:
     known: dict[str, int] = {}
     last: Sequence[str] = ()
     packed = []

@@ -29,6 +29,7 @@ from llmstack_types.sampling_params import MAX_PATTERN_SIZE
 MAX_REQUEST_ID_LENGTH: Final = 512
 MAX_TENANT_LENGTH: Final = 128
 MAX_LORA_NAME_LENGTH: Final = 1024
+MAX_SESSION_LENGTH: Final = 256
 MAX_TIME_S: Final = 1e10  # three centuries; the log of steps counts microseconds
 MAX_EXTRA_ARG_ITEMS: Final = 4096
 MAX_BIAS: Final = 1e6
@@ -43,15 +44,16 @@ def _unpack_biases(value: object, name: str, length: int | None = None) -> list[
     return biases
 
 
-def _unpack_arguments(value: object, name: str) -> dict[str, Any]:
-    pairs = [kinds.list_of(pair, name, 2) for pair in kinds.list_of(value, name)]
+def _unpack_arguments(value: object, name: str) -> dict[str, object]:
+    found: dict[str, object] = {}
     num_items = 0
-    for key, entry in pairs:
+    for key, entry in (kinds.list_of(pair, name, 2) for pair in kinds.list_of(value, name)):
         items = entry if type(entry) is list else [entry]
         num_items += len(items)
         if type(key) is not str or num_items > MAX_EXTRA_ARG_ITEMS or not all(map(_is_scalar, items)):
             raise CodecError(f"{name} must hold names with scalars or lists of scalars")
-    return dict(pairs)
+        found[key] = entry
+    return found
 
 
 def _is_scalar(item: object) -> bool:
@@ -73,6 +75,8 @@ def _never(value: object, name: str) -> str:
 
 REQUEST_ID: Final = kinds.text(MAX_REQUEST_ID_LENGTH, min_length=1)
 LORA_NAME: Final = optional(kinds.text(MAX_LORA_NAME_LENGTH))
+SESSION: Final = kinds.text(MAX_SESSION_LENGTH)
+TENANT: Final = kinds.text(MAX_TENANT_LENGTH)
 TOKEN_IDS: Final = kinds.uint32s(make=tuple)
 _TIME: Final = kinds.number(-MAX_TIME_S, MAX_TIME_S)
 _COUNT: Final = kinds.integer(0, _INT32)
@@ -171,11 +175,13 @@ REQUEST: Final = row(
         "fork_of": kinds.text(MAX_REQUEST_ID_LENGTH),
         "pooling_params": optional(POOLING_PARAMS),
         "output_token_ids": TOKEN_IDS,
-        "tenant": kinds.text(MAX_TENANT_LENGTH),
+        "tenant": TENANT,
         "lora_path": kinds.text(4096),
         "deadline_s": optional(_TIME),
         "kv_transfer": optional(KV_TRANSFER),
         "media": MEDIA,
+        "session": SESSION,
     },
+    absent=("disk_miss",),  # the engine core's own
     has_key=True,
 )

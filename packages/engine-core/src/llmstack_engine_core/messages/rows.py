@@ -75,7 +75,7 @@ def row(
     end = len(order) if is_tuple else 1 + max((index for index, name in enumerate(order) if name in kinds), default=-1)
     between = [(i, defaults[name]) for i, name in enumerate(order[:end]) if name in absent and name in defaults]
 
-    def unpack(value: object, name: str) -> Any:
+    def unpack(value: object, name: str) -> object:
         if type(value) is not list or len(value) != length:
             raise CodecError(f"{name} must be a list of {length} items")
         values, left = value, todo
@@ -130,7 +130,7 @@ def _kinds_of_ranges(cls: type, hints: Mapping[str, object]) -> dict[str, Kind]:
     return kinds
 
 
-def _packer(cls: type, kinds: Mapping[str, Kind], prefix: str) -> Callable[[Any, str], Any]:
+def _packer(cls: type, kinds: Mapping[str, Kind], prefix: str) -> Callable[[object, str], Any]:
     names = tuple(kinds)
     todo = [
         (index, kind.pack, prefix + name)
@@ -141,7 +141,7 @@ def _packer(cls: type, kinds: Mapping[str, Kind], prefix: str) -> Callable[[Any,
         return as_it_is
     get = attrgetter(*names) if names else list
 
-    def pack(made: Any, name: str) -> list[Any]:
+    def pack(made: Any, name: str) -> list[object]:
         values = list(get(made)) if len(names) > 1 else [get(made)] if names else []
         for index, pack_one, field in todo:
             value = values[index]
@@ -152,8 +152,8 @@ def _packer(cls: type, kinds: Mapping[str, Kind], prefix: str) -> Callable[[Any,
     return pack
 
 
-def _drawer(cls: type, kinds: Mapping[str, Kind], check: Callable[[Any], None] | None) -> Callable[[Random], Any]:
-    def draw(pick: Random) -> Any:
+def _drawer(cls: type, kinds: Mapping[str, Kind], check: Callable[[object], None] | None) -> Callable[[Random], Any]:
+    def draw(pick: Random) -> object:
         made = cls(**{name: kind.draw(pick) for name, kind in kinds.items()})
         try:
             if check is not None:
@@ -168,11 +168,11 @@ def _drawer(cls: type, kinds: Mapping[str, Kind], check: Callable[[Any], None] |
 def tuple_of(*kinds: Kind) -> Kind:
     """A tuple with one value of each kind."""
 
-    def unpack(value: object, name: str) -> tuple[Any, ...]:
+    def unpack(value: object, name: str) -> tuple[object, ...]:
         packed = list_of(value, name, len(kinds))
         return tuple(kind.unpack(one, name) for kind, one in zip(kinds, packed, strict=True))
 
-    def pack(value: tuple[Any, ...], name: str) -> list[Any]:
+    def pack(value: tuple[object, ...], name: str) -> list[object]:
         return [kind.pack(one, name) for kind, one in zip(kinds, value, strict=True)]
 
     return Kind(unpack, lambda pick: tuple(kind.draw(pick) for kind in kinds), pack)

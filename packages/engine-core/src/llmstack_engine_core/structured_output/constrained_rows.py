@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from llmstack_engine_core.protocols import ConstraintBackend, PendingOutput
 from llmstack_engine_core.stages import Execute
 from llmstack_types import (
+    EngineCoreRequest,
+    LLMStackError,
     ModelRunnerOutput,
     NewRequest,
     QuarantinedError,
+    SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
     TokenMasks,
@@ -23,6 +26,38 @@ logger = logging.getLogger(__name__)
 
 # `ignore_eos` as `min_tokens`: a text does not end by itself before so many tokens.
 _NEVER = 2**31 - 1
+
+
+def begin(backend: ConstraintBackend, request_id: str, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
+    """Lets a backend follow a request that has a constraint.
+
+    Raises:
+        InvalidRequestError: The constraint cannot be compiled.
+    """
+    if params.structured_outputs is not None:
+        min_tokens = _NEVER if params.ignore_eos else params.min_tokens
+        backend.start(request_id, params.structured_outputs, eos_token_ids, min_tokens)
+
+
+def past_masks(backend: ConstraintBackend, request: EngineCoreRequest, token_ids: Sequence[int]) -> list[bytes]:
+    """The masks that a constrained request had before each of its tokens; token t is bit t % 8 of byte t // 8.
+
+    Raises:
+        InvalidRequestError: The constraint cannot be compiled.
+        LLMStackError: The tokens cannot be followed: they are not those of the request.
+    """
+    begin(backend, request.request_id, request.sampling_params, tuple(request.eos_token_ids))
+    masks = []
+    try:
+        for place, token_id in enumerate(token_ids):
+            if place:
+                backend.accept(request.request_id, [token_ids[place - 1]])
+            masks.append(bytes(backend.masks([(request.request_id, ())])))
+            if not masks[-1][token_id >> 3] >> (token_id & 7) & 1:
+                raise LLMStackError(f"token {token_id} at place {place} is not one that the constraint allows there")
+    finally:
+        backend.end(request.request_id)
+    return masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +143,8 @@ class ConstrainedRows:
             return
         request_id, token_ids = request.request_id, request.token_ids
         self.num_known_tokens[request_id] = len(token_ids)
-        min_tokens = _NEVER if params.ignore_eos else params.min_tokens
         try:
-            self._backend().start(request_id, params.structured_outputs, request.eos_token_ids, min_tokens)
+            begin(self._backend(), request_id, params, request.eos_token_ids)
             self._backend().accept(request_id, token_ids[request.num_prompt_tokens :])
         except Exception as error:  # noqa: BLE001 (of one row, which must not end the other rows)
             self._fail(request_id, error)

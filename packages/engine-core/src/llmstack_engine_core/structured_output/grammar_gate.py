@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
 
 from llmstack_engine_core.protocols import ConstraintBackend, PendingOutput
 from llmstack_engine_core.stages import Execute, Ready, Stage
@@ -44,16 +43,6 @@ class GrammarGate(Stage):
         self._slow = ThreadPoolExecutor(NUM_SLOW_THREADS, "compile-slow-grammar")
 
     @property
-    def num_waiting(self) -> int:
-        """Requests whose grammars are not compiled yet."""
-        return len(self.waiting)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a grammar is being compiled."""
-        return bool(self.waiting)
-
-    @property
     def is_in_use(self) -> bool:
         """Whether there are constrained requests, or rows that have not been removed."""
         return bool(self._request_ids or self._rows.num_known_tokens)
@@ -65,7 +54,7 @@ class GrammarGate(Stage):
         self._request_ids.add(request.request_id)
         return True
 
-    def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: Any) -> PendingOutput:
+    def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: object) -> PendingOutput:
         """Starts a step, with the masks of its constrained rows."""
         return self._rows.execute(execute, scheduled)
 

@@ -1,12 +1,13 @@
-"""A process that writes prefixes to disk until it is killed: `python endless_writer.py FOLDER SEED`."""
+"""Prefixes of which a process writes some to disk again and again."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from llmstack_engine_core.disk_cache.open_store import open_files
 from llmstack_engine_core.disk_cache.prefix_store import Extent, PrefixStore
@@ -16,6 +17,7 @@ from llmstack_types import EngineCoreRequest, EngineReady, SamplingParams
 
 BLOCK_BYTES, NUM_TEXTS, MAX_BYTES = 64 << 10, 12, 4 << 20
 REQUEST = EngineCoreRequest("r", [1], SamplingParams())
+TENANTS = ("", "a", "b")
 
 
 def open_store(folder: Path) -> PrefixStore:
@@ -33,17 +35,16 @@ def blocks_of(chain: Chain, extent: Extent) -> bytes:
     return hashlib.shake_128(chain.head(*extent)).digest(extent.num_blocks * BLOCK_BYTES)
 
 
-def main(folder: Path, seed: int) -> None:
+def write_endlessly(folder: Path, seed: int, begin: Callable[[], object]) -> NoReturn:
+    """Opens the folder, calls `begin`, and writes until the process is killed."""
     store, pick, all_texts = open_store(folder), random.Random(seed), list(texts())
-    print("begun", flush=True)
+    begin()
     while True:
-        chain = store.chain(REQUEST, pick.choice(all_texts))
+        request = replace(REQUEST, tenant=pick.choice(TENANTS))  # who share all of it
+        chain = store.chain(request, pick.choice(all_texts))
         for extent in store.extents(0, chain.num_blocks):
             text, start = store.content(chain, extent)
             text[start:] = blocks_of(chain, extent)
-            store.files.write(chain.name(extent.end), chain.scope.seal(chain.name(extent.end), text))
+            name = chain.name(extent.end)
+            store.files.write(name, chain.scope.seal(name, text), chain.scope.owner)
         store.touch(chain, chain.num_blocks)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

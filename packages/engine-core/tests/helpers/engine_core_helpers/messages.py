@@ -43,6 +43,7 @@ from llmstack_types import (
     SamplingParams,
     ScheduledRequest,
     SchedulerStats,
+    SessionReturn,
     ShadowFigures,
     ShadowReport,
     StepPhases,
@@ -52,6 +53,7 @@ from llmstack_types import (
     ThinkingTags,
     TokenLogprobs,
 )
+from llmstack_types.stats import COMPUTED_CAUSES
 from llmstack_types.vocabulary import MediaKind, words_of
 
 
@@ -124,6 +126,7 @@ PARAMS = st.builds(
     length_penalty=PENALTY,
     early_stopping=st.booleans() | st.just("never"),
     typical_p=SHARE,
+    infill=st.booleans(),
     bad_words=optional(tuples(TEXT)),
     bad_words_token_ids=tuples(tuples(TOKEN_ID)),
     extra_args=optional(st.dictionaries(TEXT, SCALAR | st.lists(SCALAR, max_size=3), max_size=3)),
@@ -175,6 +178,8 @@ REQUESTS = st.builds(
     cache_salt=TEXT,
     tenant=TEXT,
     fork_of=TEXT,
+    session=TEXT,
+    is_session_final=st.booleans(),
     lora_name=optional(TEXT),
     lora_path=TEXT,
     kv_transfer=optional(KV_TRANSFERS),
@@ -230,6 +235,7 @@ STATS = st.builds(
     | {
         "num_accepted_draft_tokens_per_place": st.lists(COUNT, max_size=5).map(tuple),
         "num_waiting_tokens_per_tenant": st.tuples(COUNT, COUNT),
+        "num_computed_tokens_per_cause": st.lists(COUNT, max_size=5).map(tuple),
         "waiting_tenants": st.tuples(TEXT, TEXT),
         "encoder": optional(st.builds(EncoderStats, *[COUNT] * 9)),
         "disk": optional(st.builds(DiskCacheStats, *[COUNT] * 6, st.tuples(COUNT, COUNT))),
@@ -266,7 +272,8 @@ RECORDS = st.builds(
     StepRecord, TIME, PHASES, STATS, st.lists(ROWS, max_size=3), st.just(()) | st.lists(WORK, min_size=1, max_size=2),
     st.dictionaries(NAMES, tuples(st.tuples(COUNT, MEDIA)), max_size=2),
 )  # fmt: skip
-NOTES = st.builds(RequestNote, st.integers(0, 1 << 20), TEXT, TIME, TIME)
+RETURNS = st.builds(SessionReturn, NAME, NAME, TIME, COUNT, COUNT, st.sampled_from(COMPUTED_CAUSES), TIME, NAME)
+NOTES = st.builds(RequestNote, st.integers(0, 1 << 20), TEXT, TIME, TIME, st.none() | RETURNS)
 RECENT_STEPS = st.builds(
     StepRecording, TIME, st.lists(RECORDS, max_size=3), st.just(()) | EVENTS,
     st.dictionaries(NAMES, TEXT, max_size=2), st.dictionaries(NAMES, NOTES, max_size=2),
@@ -276,6 +283,7 @@ RESULTS = {
     Control.STATS: STATS,
     Control.SHUTDOWN: st.booleans(),
     Control.RECENT_STEPS: RECENT_STEPS,
+    Control.RELEASE_SESSIONS: st.tuples(COUNT, COUNT),
     Control.SLEEP: st.booleans(),
     Control.WAKE_UP: st.booleans(),
     Control.SLEEP_LEVEL: st.integers(0, 2),
