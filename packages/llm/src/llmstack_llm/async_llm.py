@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry
@@ -126,7 +126,7 @@ class AsyncLLM(EngineFrontEnd):
         tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
         load_tokenizer_s = time.monotonic() - began_s
         # A broken one is refused before a process exists.
-        chat_template = load_chat_template(model_config, tokenizer, args.chat_template)
+        chat_template = load_chat_template(model_config, tokenizer, args.prompt_template)
         client = make_engine_client(
             engine_config, multiprocess, client_addresses, client_index, args.routing,
             can_reload=args.can_reload, members=members,
@@ -235,14 +235,14 @@ class AsyncLLM(EngineFrontEnd):
         prompt = await self.input_processor.media.render(self._renderers, chat, self.input_processor.gate)
         return dataclasses.replace(prompt, sampling=checked)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
-        """The tokens of a text.
+    async def tokenize(self, text: str, *, param: str = "prompt", **options: bool) -> list[int]:
+        """The tokens of a text; `options` are those of `Tokenizer.encode`.
 
         Raises:
             InvalidRequestError: The text is too long, or there is no tokenizer.
             ServerOverloadedError: Too many long texts are waiting.
         """
-        return await self.input_processor.tokenize(text, param, add_special_tokens)
+        return await self.input_processor.tokenize(text, param, **options)
 
     async def detokenize(self, token_ids: Sequence[int], *, param: str = "tokens") -> str:
         """The text of token ids, special tokens included; raises as `tokenize`."""
@@ -319,7 +319,7 @@ class AsyncLLM(EngineFrontEnd):
                 yield output
 
     async def admit_pooling(
-        self, prompt: PromptInput, pooling_params: PoolingParams, *, adapter: Adapter | None = None, **options: Any
+        self, prompt: PromptInput, pooling_params: PoolingParams, *, adapter: Adapter | None = None, **options: object
     ) -> AdmittedPooling:
         """`admit` for a prompt to pool; further options are those of `InputProcessor.admit_pooling`.
 

@@ -52,7 +52,8 @@ _DEFAULT_MAX_NUM_BATCHED_TOKENS = {UsageContext.OPENAI_API_SERVER: 2048, UsageCo
 
 # A CPU computes so many tokens of prompts at nearly its full rate: a step of more would only delay the first of them.
 _CPU_MAX_PREFILL_TOKENS = 256
-# A step with prompts takes at most so many times that of the running streams alone, as predicted.
+# A step with prompts takes at most so many times that of the running streams alone, as predicted; and three times that
+# unless each step costs more than a tenth of the prompts in it.
 _CPU_MAX_ITL_STEPS = 8.0
 
 
@@ -110,6 +111,7 @@ class EngineArgs(
             use=ModelUse.from_options(self.runner, self.task, self.convert),
             pooler_config=self.pooler_config,
             mmproj=self.mmproj,
+            file_form=self.file_form,
         )
         if self.trust_remote_code:
             self._check_repository_code(model_config)
@@ -162,6 +164,7 @@ class EngineArgs(
             "hf_overrides": json.dumps(self.hf_overrides) if self.hf_overrides else "",
             "num_engines": max(1, self.num_local_engines), "digest_weight_content": self._compares_weights,
             "rank_timeout_s": self.distributed_timeout_seconds, "placement": self._placement(),
+            "tokenizer_path": str(model_config.tokenizer_path or ""),
             "language_model_only": self.is_text_only,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
             **self._draft_limits(speculative), "draft_head": draft_head,
@@ -193,7 +196,7 @@ class EngineArgs(
         except ValueError as error:
             raise EngineArgsError(str(error)) from error
 
-    def _named_as_in(self, config: type) -> dict[str, Any]:
+    def _named_as_in(self, config: type) -> dict[str, object]:
         """The options that a configuration has under the same name."""
         own = {option.name for option in dataclasses.fields(self)}
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(config) if field.name in own}
@@ -202,7 +205,7 @@ class EngineArgs(
         key_file = self.cluster_key_file if self.has_other_hosts else self.engine_key_file
         return None if key_file is None else os.path.abspath(key_file)
 
-    def _hosts(self) -> dict[str, Any] | None:
+    def _hosts(self) -> dict[str, object] | None:
         """The other machines of the endpoint, if there are any.
 
         Raises:
@@ -218,8 +221,7 @@ class EngineArgs(
             "size": self.data_parallel_size, "num_local": self.num_local_engines,
             "start_rank": self.data_parallel_start_rank, "heartbeat_timeout_s": self.cluster_timeout,
             "allow_mixed_numerics": self.allow_mixed_numerics, "backend": self.data_parallel_backend,
-            "weights_name": self.weights_name,
-            "allow_ray_without_token": self.allow_ray_without_token,
+            "weights_name": self.weights_name, "allow_ray_without_token": self.allow_ray_without_token,
         }  # fmt: skip
 
     def _check_keys(self) -> None:
@@ -230,7 +232,7 @@ class EngineArgs(
 
         read_keys(Path(self.cluster_key_file or ""))
 
-    def _placement(self) -> dict[str, Any] | None:
+    def _placement(self) -> dict[str, object] | None:
         """The machines that share the ranks of one model, if there are several.
 
         Raises:
@@ -288,7 +290,7 @@ class EngineArgs(
             size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"
             yield Problem(f"{{max_itl_ms}} and {size} exclude each other: steps of several stages overlap")
 
-    def _transfer_network(self) -> dict[str, Any]:
+    def _transfer_network(self) -> dict[str, object]:
         if not self._transfers_between_hosts:
             return {}
         network = {"interface": self.trust_cluster_network, "key_file": os.path.abspath(self.cluster_key_file or "")}
@@ -322,7 +324,7 @@ class EngineArgs(
             return self.runner
         return "parallel" if self.num_ranks > 1 else "default"
 
-    def _speculation(self) -> Mapping[str, Any] | None:
+    def _speculation(self) -> Mapping[str, object] | None:
         given = self.speculative_config
         if given is not None:
             # A GPU's steps have room for the drafts of many rows; on a CPU each token takes its time.

@@ -379,7 +379,7 @@ class EngineFrontEnd:
         """Takes the limits and defaults of the engine core that takes new requests from now on."""
         self.model_config = model_config
         self.ready = model_config.use.restrict(started)
-        self.input_processor.set_model(model_config, self.ready)
+        self.input_processor.set_model(model_config, self.ready, lambda: self.running_request_ids)
         for engine in self._client.engines:
             announce_engine(self._stat_loggers, engine)
         return self.ready

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission import rules
-from llmstack_llm.admission.contradictions import check_contradictions
+from llmstack_llm.admission.beams import of_prompt, with_beam_defaults
+from llmstack_llm.admission.contradictions import forbid
 from llmstack_llm.admission.control_fields import check_control_fields
 from llmstack_llm.admission.limits import check_prompt_chars, limits_of, limits_with
 from llmstack_llm.admission.prompt_embeds import read_prompt_embeds
@@ -26,7 +26,6 @@ from llmstack_llm.admission.seeds import draw_seed
 from llmstack_llm.admission.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
 from llmstack_llm.fan_out import fan_out
 from llmstack_llm.media.options import MediaOptions
-from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.media.source import FORCED
 from llmstack_llm.media_door import MediaDoor
 from llmstack_llm.model.boundary_ids import eos_token_ids, start_token_id
@@ -40,7 +39,14 @@ from llmstack_llm.pooling.prompt import (
     is_limited,
     num_chars_of,
 )
-from llmstack_llm.requests import AdmittedRequest, GenerationRequest, PromptInput, RenderedPrompt, text_and_ids_of
+from llmstack_llm.requests import (
+    AdmittedRequest,
+    GenerationRequest,
+    PromptInput,
+    RenderedPrompt,
+    RequestDraft,
+    text_and_ids_of,
+)
 from llmstack_llm.text.bad_words import BadWordSpelling, num_chars_of_bad_words
 from llmstack_llm.text.gate import TextGate
 from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP, Tokenizer
@@ -56,25 +62,6 @@ from llmstack_types import (
 _PLAIN_OUTPUTS = StructuredOutputsConfig()
 _DONE = frozenset({"truncate_prompt_tokens", "truncation_side", FORCED})  # nothing that the engine core reads
 _NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
-
-
-@dataclass(slots=True)
-class _Draft:
-    """An admitted request before its `SamplingParams` are made."""
-
-    param: str
-    prompt: str | None
-    token_ids: list[int]
-    values: dict[str, Any]
-    media: tuple[MediaItem, ...] = ()
-    placed: tuple[PlacedMedia, ...] = ()
-
-    def finish(self) -> AdmittedRequest:
-        """The request with its parameters."""
-        return AdmittedRequest(
-            self.prompt, self.token_ids, SamplingParams(**self.values), self.param,
-            media=self.media, placed=self.placed,
-        )  # fmt: skip
 
 
 class InputProcessor:
@@ -107,17 +94,21 @@ class InputProcessor:
         self._start_token_id = start_token_id(model_config, tokenizer)
         self._bad_words = BadWordSpelling(tokenizer)
         self._pooling_config = model_config.pooling
-        self._default_sampling: Mapping[str, Any] = model_config.default_sampling
+        self._default_sampling: Mapping[str, object] = model_config.default_sampling
+        self._beam_defaults = model_config.beam_defaults
         self._has_good_defaults = False
         self._check_defaults()
         self._draw = draw
         self._clock = clock
 
-    def set_model(self, model_config: ModelConfig, ready: EngineReady) -> None:
-        """Applies the limits and defaults of another model with the same tokenizer and use."""
+    def set_model(self, model_config: ModelConfig, ready: EngineReady, running: Callable[[], Collection[str]]) -> None:
+        """Applies the limits and defaults of another model with the same tokenizer and use.
+
+        `running`: The ids of the requests that have not ended, now and later.
+        """
         self.limits = limits_of(model_config)
-        self._default_sampling = model_config.default_sampling
-        self.media.set_model(model_config.path)
+        self._default_sampling, self._beam_defaults = model_config.default_sampling, model_config.beam_defaults
+        self.media.set_model(model_config.path, running)
         self.set_ready(ready)
 
     def set_ready(self, ready: EngineReady) -> None:
@@ -128,7 +119,9 @@ class InputProcessor:
         """
         self.media.set_ready(ready)
         placeholders = self.media.placeholders(self.tokenizer)
-        self.limits = dataclasses.replace(limits_with(self.limits, ready), placeholders=placeholders)
+        has_bytes = self.tokenizer is not None and self.tokenizer.token_bytes is not None
+        limits = limits_with(self.limits, ready)
+        self.limits = dataclasses.replace(limits, placeholders=placeholders, has_token_bytes=has_bytes)
         self._check_defaults()
 
     def _check_defaults(self) -> None:
@@ -144,8 +137,7 @@ class InputProcessor:
     def check_sampling(self, sampling: GivenSampling | CheckedSampling) -> CheckedSampling:
         """Checks the sampling fields of a request, over the model's defaults; see `sampling.check_sampling`.
 
-        Fields that are checked already do not pass again. Of the defaults a beam search takes the length alone: the
-        others change what it ranks.
+        Fields that are checked already do not pass again. A beam search has defaults of its own.
 
         Raises:
             InvalidRequestError: Names the first field at fault.
@@ -154,7 +146,7 @@ class InputProcessor:
             return sampling
         given, defaults = sampling.values, self._default_sampling
         if given.get("use_beam_search"):
-            defaults = {name: value for name, value in defaults.items() if name == "max_tokens"}
+            given, defaults = with_beam_defaults(given, defaults, self._beam_defaults, sampling.names), {}
         if not self._has_good_defaults:
             given, defaults = {**defaults, **given}, {}
         return check_sampling(given, self.limits, sampling.names, is_echo=sampling.is_echo, defaults=defaults)
@@ -249,12 +241,9 @@ class InputProcessor:
         """`admit_pooling`, in a thread where the text is long, so that other streams go on."""
         return await self.gate.run(num_chars_of(prompt), lambda: self.admit_pooling(prompt, pooling_params, **options))
 
-    async def tokenize(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text alone; raises as `check_length`."""
-        return await self.gate.run(
-            len(text),
-            lambda: self._tokenizer_for(text, param).encode(text, add_special_tokens=add_special_tokens),
-        )
+    async def tokenize(self, text: str, param: str, **options: bool) -> list[int]:
+        """Token ids of a text alone; raises as `check_length`. `options`: Those of `Tokenizer.encode`."""
+        return await self.gate.run(len(text), lambda: self._tokenizer_for(text, param).encode(text, **options))
 
     def check_length(self, num_chars: int, param: str, *, is_cut: bool = False) -> None:
         """Refuses a text that is too long to be tokenized; see `limits.max_prompt_chars`.
@@ -305,7 +294,7 @@ class InputProcessor:
         param: str,
         default_max_tokens: int | None,
         add_special_tokens: bool,
-    ) -> _Draft:
+    ) -> RequestDraft:
         """The prompt's tokens, and the sampling fields with all that depends on the prompt and the tokenizer."""
         values = sampling.values
         if values.get("stop") and self.tokenizer is None:
@@ -329,7 +318,7 @@ class InputProcessor:
         if self.media.source is not None or sampling.values.get(FORCED) is not None:
             token_ids, source_media = self.media.of_decoder(token_ids, sampling, param, self.limits)
         has_media = self.media.speech is not None or (isinstance(prompt, RenderedPrompt) and prompt.media)
-        placed = self.media.placed(prompt, param, sampling, is_cut=is_cut) if has_media else ()
+        placed = self.media.placed(prompt, param, is_cut=is_cut) if has_media else ()
         if self.limits.placeholders and embeds is None and not placed:
             rules.check_placeholders(param, token_ids, self.limits.placeholders)
         max_tokens = resolve_max_tokens(
@@ -337,12 +326,11 @@ class InputProcessor:
         )
         kept = {name: value for name, value in values.items() if name not in _DONE}
         kept |= {"max_tokens": max_tokens, "seed": self._draw() if values.get("seed") is None else values["seed"]}
-        draft = _Draft(param, text, token_ids, kept, source_media if embeds is None else embeds.media, placed)
-        if values.get("bad_words"):
-            name = sampling.names.get("bad_words", "bad_words")
-            draft.values["bad_words_token_ids"] = self._bad_words.token_ids(values, self.limits.vocab_size, name)
+        if values.get("use_beam_search"):
+            kept |= of_prompt(values, self._beam_defaults, token_ids, max_tokens, has_source=bool(source_media))
+        draft = RequestDraft(param, text, token_ids, kept, source_media if embeds is None else embeds.media, placed)
         if values.get("bad_words") or values.get("allowed_token_ids"):
-            check_contradictions(draft.values, sampling.names, self.eos_token_ids)
+            forbid(draft.values, sampling.names, self._bad_words, self.limits.vocab_size, self.eos_token_ids)
         return draft
 
     def _cut(

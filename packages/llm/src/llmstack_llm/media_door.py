@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits, limits_with
@@ -27,8 +28,12 @@ from llmstack_llm.speech.served import Speech, make_speech
 from llmstack_llm.text.gate import TextGate
 from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import EngineReady, MediaItem
+from llmstack_types.lifecycle import AsyncClosing
 
 logger = logging.getLogger(__name__)
+# A request whose media were opened has been submitted after so long: they are fetched and decoded by then.
+PREPARING_S: Final = 60.0
+_POLL_S: Final = 0.5
 AdmittedT = TypeVar("AdmittedT", bound=AdmittedRequest | AdmittedPooling)
 
 
@@ -48,15 +53,35 @@ class MediaDoor:
         self.source: SourcePrompts | None = None
         self._options = options or MediaOptions()
         self._folder = folder
+        self._leaving: dict[asyncio.Task[None], Sequence[AsyncClosing]] = {}
 
     def set_unbounded(self) -> None:
         """Lets one caller have any number of items read and not decoded, in memory that is its own."""
         self._options = dataclasses.replace(self._options, source_bytes=sys.maxsize)
 
-    def set_model(self, folder: Path) -> None:
-        """Another model is served from the next `set_ready` on."""
-        if folder != self._folder:
-            self._folder, self.processor, self.speech, self.source = folder, None, None, None
+    def set_model(self, folder: Path, running: Callable[[], Collection[str]]) -> None:
+        """Another model is served from the next `set_ready` on.
+
+        What decodes for the model before ends when no request uses it any more; `running` says which there are.
+        """
+        if folder == self._folder:
+            return
+        former = [one for one in (self.processor, self.speech) if one is not None]
+        if former:
+            leaving = asyncio.create_task(self._leave(former, self.speech, running))
+            self._leaving[leaving] = former
+            leaving.add_done_callback(self._leaving.pop)
+        self._folder, self.processor, self.speech, self.source = folder, None, None, None
+
+    @staticmethod
+    async def _leave(
+        former: Sequence[AsyncClosing], speech: Speech | None, running: Callable[[], Collection[str]]
+    ) -> None:
+        await asyncio.sleep(PREPARING_S)
+        users = set(running())
+        while not users.isdisjoint(running()) or (speech is not None and speech.counts.num_sessions):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        await _end(former)
 
     def set_ready(self, ready: EngineReady) -> None:
         """Makes the processor of the model that the engine core runs, unless it is there.
@@ -88,16 +113,12 @@ class MediaDoor:
         ids = tokenizer.special_tokens
         return {ids[token]: token for token in tokens if token in ids}
 
-    def placed(
-        self, prompt: object, param: str, sampling: CheckedSampling | None = None, *, is_cut: bool
-    ) -> tuple[PlacedMedia, ...]:
-        """The media of a prompt, which a model that transcribes needs. `sampling`: None for one that pools.
+    def placed(self, prompt: object, param: str, *, is_cut: bool) -> tuple[PlacedMedia, ...]:
+        """The media of a prompt, which a model that transcribes needs.
 
         Raises:
-            InvalidRequestError: They are to be cut, there is no sound, or a beam search of a model that transcribes.
+            InvalidRequestError: They are to be cut, or there is no sound.
         """
-        if sampling is not None and sampling.values.get("use_beam_search"):
-            self.check_beams(sampling.names)
         found = prompt.media if isinstance(prompt, RenderedPrompt) else ()
         if found and is_cut:
             raise request_errors.media_not_cut()
@@ -122,12 +143,6 @@ class MediaDoor:
             raise request_errors.unsupported_parameter(name, "this model has no encoder that reads the prompt")
         return token_ids, ()
 
-    def check_beams(self, names: Mapping[str, str]) -> None:
-        """Raises InvalidRequestError for a beam search of a model with an encoder. `names`: Of fields elsewhere."""
-        if self.speech is not None or self.source is not None:
-            reason = "a beam search ranks what a decoder finds probable, without what a model with an encoder needs"
-            raise request_errors.unsupported_parameter(names.get("use_beam_search", "use_beam_search"), reason)
-
     async def render(self, renderers: ChatRenderers, chat: ChatPrompt, gate: TextGate) -> RenderedPrompt:
         """The conversation as text and token ids, its media counted and not decoded; see `render_with_media`."""
         if self.processor is None:
@@ -142,11 +157,17 @@ class MediaDoor:
             await self.speech.start()
 
     async def shutdown(self) -> None:
-        """Ends the children that decode. Idempotent."""
-        if self.processor is not None:
-            await self.processor.shutdown()
-        if self.speech is not None:
-            await self.speech.shutdown()
+        """Ends the children that decode, those for models before too. Idempotent."""
+        leaving = dict(self._leaving)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        own = [one for one in (self.processor, self.speech) if one is not None]
+        await _end([*own, *(one for former in leaving.values() for one in former)])
+
+
+async def _end(parts: Sequence[AsyncClosing]) -> None:
+    await asyncio.gather(*(one.shutdown() for one in parts))
 
 
 async def decode_media(admitted: Sequence[AdmittedT]) -> list[AdmittedT]:

@@ -176,7 +176,8 @@ class OutputProcessor:
         stats = IterationStats(timestamp_s=timestamp_s, phases=phases, num_aborted=self._num_aborted)
         self._num_aborted = 0
         if phases is not None:
-            self._step_times.add(phases)
+            self._step_times.scheduler_s += phases.schedule_s + phases.update_s
+            self._step_times.model_s += phases.execute_s
         for request_id, status, time_s in events:
             state = self.request_id_to_completion.get(request_id)
             if state is not None:

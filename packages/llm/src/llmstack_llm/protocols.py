@@ -7,9 +7,10 @@ from typing import Protocol
 
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, Operation
 from llmstack_types.control import ArgumentTs, ResultT
+from llmstack_types.lifecycle import AsyncClosing, Closing
 
 
-class AsyncEngineCoreClient(Protocol):
+class AsyncEngineCoreClient(AsyncClosing, Protocol):
     """An engine core seen from an event loop. Not thread safe: one loop uses it."""
 
     async def wait_until_ready(self) -> EngineReady:
@@ -92,12 +93,8 @@ class AsyncEngineCoreClient(Protocol):
         """0 while the engine core is awake."""
         ...
 
-    async def shutdown(self) -> None:
-        """Stops the engine core and removes every process, socket and file of it. Idempotent."""
-        ...
 
-
-class SyncEngineCoreClient(Protocol):
+class SyncEngineCoreClient(Closing, Protocol):
     """An engine core seen from plain code: in this process, or in one of its own."""
 
     def wait_until_ready(self) -> EngineReady: ...
@@ -111,5 +108,3 @@ class SyncEngineCoreClient(Protocol):
         ...
 
     def call(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT: ...
-
-    def shutdown(self) -> None: ...

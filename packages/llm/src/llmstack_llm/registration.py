@@ -35,6 +35,8 @@ def register(
                 tenant=request.tenant,
                 deadline_s=request.deadline_s,
                 kv_transfer=request.kv_transfer,
+                session=request.session,
+                is_session_final=request.is_session_final,
                 **adapter_fields,
             )
             output_processor.add_request(request.request_id, one, completions, collector, index)

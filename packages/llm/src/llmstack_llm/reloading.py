@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # What a front end has read at its start: texts, ids and conversations mean the same before and after.
 _TEXT_FILES: Final = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+    "merges.txt", "vocab.txt", "tokenizer.model", "tekken.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 _EQUAL_FACTS: Final = ("vocab_size", "eos_token_ids", "bos_token_id", "use", "pooling")
 _LASTING: Final = (

@@ -133,6 +133,25 @@ class AdmittedRequest:
         return sum(one.num_vectors for one in self.placed if one.kind == kind)
 
 
+@dataclass(slots=True)
+class RequestDraft:
+    """An admitted request before its `SamplingParams` are made."""
+
+    param: str
+    prompt: str | None
+    token_ids: list[int]
+    values: dict[str, Any]
+    media: tuple[MediaItem, ...] = ()
+    placed: tuple[PlacedMedia, ...] = ()
+
+    def finish(self) -> AdmittedRequest:
+        """The request with its parameters."""
+        return AdmittedRequest(
+            self.prompt, self.token_ids, SamplingParams(**self.values), self.param,
+            media=self.media, placed=self.placed,
+        )  # fmt: skip
+
+
 OnAdmitted = Callable[[Sequence[AdmittedRequest], int], Callable[[float], None] | None]
 
 
@@ -155,6 +174,8 @@ class GenerationRequest:
         on_admitted: Called with all prompts of the submission, and the completions of each, when all is checked and
             nothing is submitted; it may raise what `submit` then raises. What it returns is called with the seconds
             from the submission to the first token. Of prompts that are submitted together that of the first one counts.
+        session: What the client calls the session, by which it can be released; empty for nothing.
+        is_session_final: Whether the session is given up when the request ends.
         is_split: Whether each token comes as an output of its own. That of the first prompt counts, too.
     """
 
@@ -172,6 +193,8 @@ class GenerationRequest:
     on_admitted: OnAdmitted | None = None
     kv_transfer: KVTransferParams | None = None
     is_split: bool = False
+    session: str = ""
+    is_session_final: bool = False
 
 
 def text_and_ids_of(prompt: Mapping[str, object], param: str) -> tuple[str | None, list[int] | None]:

@@ -75,8 +75,8 @@ class _EchoState:
     num_output_tokens: int = 0
 
 
-def _fake_logprobs(token_id: int, num_logprobs: int) -> TokenLogprobs:
-    token_ids = (token_id, *range(num_logprobs))
+def _fake_logprobs(token_id: int, num_logprobs: int, named: Sequence[int] = ()) -> TokenLogprobs:
+    token_ids = (token_id, *(one for one in named if one != token_id), *range(num_logprobs))
     return TokenLogprobs(token_ids, tuple(-0.5 - index for index in range(len(token_ids))), rank=1)
 
 
@@ -140,7 +140,9 @@ class EchoEngine:
         return EngineCoreOutput(
             request.request_id,
             [token_id],
-            logprobs=None if params.logprobs is None else [_fake_logprobs(token_id, params.logprobs)],
+            logprobs=None
+            if params.logprobs is None
+            else [_fake_logprobs(token_id, params.logprobs, params.logprob_token_ids or ())],
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
@@ -200,6 +202,7 @@ class FakeEngineCoreClient:
             Control.STEP_LOG: bytes,
             Control.SLEEP: self._sleep,
             Control.WAKE_UP: self._wake_up,
+            Control.RELEASE_SESSIONS: lambda tenant, name: (0, 0),
             Control.SLEEP_LEVEL: lambda: self.sleep_level,
             Control.START_PROFILE: str,
             Control.STOP_PROFILE: str,

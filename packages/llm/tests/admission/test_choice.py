@@ -44,12 +44,11 @@ def admit(**fields: Any) -> SamplingParams:
         (BEAMS | {"top_p": 0.9}, "top_p", "invalid_value"),
         (BEAMS | {"top_k": 5}, "top_k", "invalid_value"),
         (BEAMS | {"min_p": 0.1}, "min_p", "invalid_value"),
-        (BEAMS | {"repetition_penalty": 1.1}, "repetition_penalty", "invalid_value"),
+        (BEAMS | {"presence_penalty": 1.1}, "presence_penalty", "invalid_value"),
+        ({"forced_eos_token_id": 2}, "forced_eos_token_id", "invalid_value"),
         (BEAMS | {"stop": ["a"]}, "stop", "invalid_value"),
-        (BEAMS | {"min_tokens": 2}, "min_tokens", "invalid_value"),
         (BEAMS | {"prompt_logprobs": 0}, "prompt_logprobs", "invalid_value"),
         (BEAMS | {"logit_bias": {1: 2.0}}, "logit_bias", "invalid_value"),
-        (BEAMS | {"allowed_token_ids": [1]}, "allowed_token_ids", "invalid_value"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str, code: str):
@@ -63,10 +62,12 @@ def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str, c
     [
         {"temperature": 0.0}, {"temperature": 1}, {"seed": 5}, {"stop_token_ids": [4]}, {"ignore_eos": True},
         {"logprobs": 3}, {"top_k": -1}, {"stop": []}, {"logit_bias": {}}, {"early_stopping": "never"},
-        {"length_penalty": -0.5}, {"best_of": 2}, {"skip_special_tokens": False},
+        {"length_penalty": -0.5}, {"best_of": 2}, {"skip_special_tokens": False}, {"min_tokens": 2},
+        {"allowed_token_ids": [1]}, {"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 3}, {"bad_words": ["x"]},
+        {"bad_words_token_ids": [[1]]}, {"forced_eos_token_id": 2},
     ],
 )  # fmt: skip
-def test_what_touches_no_choice_goes_with_a_beam_search(fields: dict[str, Any]):
+def test_what_beams_apply_goes_with_a_beam_search(fields: dict[str, Any]):
     assert admit(**BEAMS | fields).use_beam_search
 
 
@@ -78,6 +79,7 @@ def test_completions_chosen_at_the_end_are_returned_at_the_end():
 
 
 def test_the_parameters_of_a_beam_search_have_the_names_of_vllm():
-    params = BeamSearchParams(3, 7, ignore_eos=True, length_penalty=0.5).to_sampling_params()
+    fields = BeamSearchParams(3, 7, ignore_eos=True, length_penalty=0.5).to_fields()
+    params = SamplingParams(**check_sampling(fields, LIMITS).values)
     assert (params.n, params.max_tokens, params.ignore_eos, params.length_penalty) == (3, 7, True, 0.5)
-    assert check_sampling(given_fields(params), LIMITS).values["use_beam_search"]
+    assert params.use_beam_search

@@ -219,7 +219,8 @@ async def test_sampling_params_are_made_once_for_a_request(llm: AsyncLLM, monkey
             made.append(self)
 
     await llm.wait_until_ready()
-    monkeypatch.setattr("llmstack_llm.input_processor.SamplingParams", Counted)
+    for module in ("input_processor", "requests"):
+        monkeypatch.setattr(f"llmstack_llm.{module}.SamplingParams", Counted)
     sampling = llm.check_sampling({"temperature": 0.5, "stop": ["x"], "max_tokens": 2})
     async with await llm.submit(GenerationRequest("r", "Hello", sampling)) as stream:
         assert [output async for output in stream]

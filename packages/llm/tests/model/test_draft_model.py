@@ -55,7 +55,7 @@ def test_its_options_are_those_of_vllm(folders: tuple[str, str]) -> None:
         ({"quantization": "fp8"}, "quantization must be null"),
         ({"max_model_len": 0}, "max_model_len must be at least 1"),
         ({"depth": 1}, "depth"),
-        ({"method": "dflash"}, "drafts of the method 'dflash' are not supported yet"),
+        ({"method": "dspark"}, "drafts of the method 'dspark' are not supported yet"),
     ],
 )
 def test_what_it_cannot_be_is_one_sentence(given: dict[str, Any], text: str) -> None:
@@ -81,7 +81,7 @@ def test_a_head_has_a_folder_and_no_tokenizer_or_vocabulary_of_its_own(
 def test_a_head_is_no_draft_model(folders: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     other = write_model_folder(tmp_path / "head", config={"architectures": ["LlamaForCausalLMEagle3"]})
-    with pytest.raises(ModelConfigError, match="is a draft head: set method to eagle, eagle3 or medusa"):
+    with pytest.raises(ModelConfigError, match="is a draft head: set method to eagle, eagle3, medusa or dflash"):
         EngineArgs(folders[0], speculative_config={"model": str(other)}).create_engine_config()
 
 

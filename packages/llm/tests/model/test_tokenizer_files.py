@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_gguf import cache_of, made_folders
 from llmstack_llm.model.config import load_model_config
 from llmstack_llm.model.tokenizer_files import cache, converted_folder
 from llmstack_llm.model.tokenizer_files.child import convert
@@ -288,7 +289,7 @@ def test_a_child_converts_once_and_the_copy_is_private(tmp_path: Path, monkeypat
     write_tiktoken(folder / "tokenizer.model")
     converted = load_model_config(str(folder)).tokenizer_path
     assert converted is not None
-    assert converted.parent == cache.cache_folder() == tmp_path / "cache" / "llmstack" / "tokenizers"
+    assert converted.parent == cache_of(cache.KIND) == tmp_path / "cache" / "llmstack" / "tokenizers"
     assert stat.S_IMODE(converted.stat().st_mode) == stat.S_IMODE(converted.parent.stat().st_mode) == 0o700
     assert load_tokenizer(converted).encode("hello", add_special_tokens=False) == [259]
     assert (converted / "chat_template.jinja").read_text() == "hello"
@@ -308,7 +309,7 @@ def test_the_cache_keeps_the_folders_that_were_used_last(tmp_path: Path, monkeyp
         (output / "tokenizer.json").touch()
 
     monkeypatch.setattr(cache, "_convert", write)
-    monkeypatch.setattr(cache, "MAX_FOLDERS", 2)
+    monkeypatch.setattr(made_folders, "MAX_FOLDERS", 2)
     made = []
     for index in range(3):
         (tmp_path / "tokenizer.model").write_text(f"{index}")
@@ -319,8 +320,8 @@ def test_the_cache_keeps_the_folders_that_were_used_last(tmp_path: Path, monkeyp
 
 def test_a_cache_that_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    cache.cache_folder().mkdir(parents=True)
-    cache.cache_folder().chmod(0o777)
+    cache_of(cache.KIND).mkdir(parents=True)
+    cache_of(cache.KIND).chmod(0o777)
     with pytest.raises(ConversionError, match="others may write to it"):
         converted_folder(tmp_path)
 
@@ -329,7 +330,7 @@ def test_what_the_child_refuses_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x7f")
     with pytest.raises(ConversionError, match=r"tokenizer\.model is damaged: it ends too early"):
         converted_folder(tmp_path)
-    assert list(cache.cache_folder().iterdir()) == []
+    assert list(cache_of(cache.KIND).iterdir()) == []
 
 
 def hostile() -> Iterator[tuple[str, bytes | dict[str, Any], str]]:

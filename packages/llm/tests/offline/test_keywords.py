@@ -31,7 +31,7 @@ def test_every_field_is_a_keyword():
 
 
 def test_what_asks_for_nothing_is_left_out_without_a_word(caplog: pytest.LogCaptureFixture):
-    assert own_options({"tokenizer_mode": "auto", "cpu_offload_gb": 0, "hf_token": None, "bogus": None}) == {}
+    assert own_options({"cpu_offload_gb": 0, "hf_token": None, "bogus": None}) == {}
     assert caplog.records == []
 
 
@@ -72,7 +72,6 @@ def test_the_first_served_name_is_taken_out(names: Any, rest: dict[str, Any], fi
         ({"pooler_config": {}, "override_pooler_config": {"normalize": True}}, "another name of pooler_config"),
         ({"ec_transfer_config": {}}, "ec_transfer_config: this use of images, audio and video is not"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb: weights are not offloaded"),
-        ({"tokenizer_mode": "mistral"}, "tokenizer_mode: prompts are made by the repository's tokenizer"),
         ({"attention_config": {"use_non_causal": True}}, "attention_config: use_non_causal would change"),
         ({"download_dir": "/d", "zzz": 1}, "download_dir: set the variable HF_HUB_CACHE; unknown options: zzz"),
     ],

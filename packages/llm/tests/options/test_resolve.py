@@ -27,17 +27,17 @@ class TeaOptions(OptionGroup):
         "green", flag="--tea-kind", aliases={"earl-grey": "black"}, environment=("OTHER_TEA",), help="what is brewed"
     )
     num_cups: int | None = option(
-        None, flag="--num-cups", short="-c", at_least=1, suffixes=True, replaces={"--cups": ("0",)}, help="how many"
+        None, short="-c", at_least=1, suffixes=True, replaces={"--cups": ("0",)}, help="how many"
     )
-    strength: float = option(0.5, flag="--strength", above=0, at_most=1, help="how strong")
+    strength: float = option(0.5, above=0, at_most=1, help="how strong")
     names: tuple[str, ...] = option((), flag="--drinker", help="who drinks")
     sizes: tuple[int, ...] = option((), flag="--cup-sizes", at_least=1, help="how large")
     has_milk: bool = option(False, flag="--enable-milk", help="with milk")
     has_sugar: bool = option(True, flag="--disable-sugar", sets=False, help="without sugar")
-    water: Mapping[str, Any] | None = option(None, flag="--water", example='{"degrees": 90}', help="which water")
-    password: str | None = option(None, flag="--password", secret=True, help="of the cupboard")
-    mood: str = option("calm", help="a keyword alone")
-    restarts: int = option(0, flag="--restarts", command_default=5, help="another default for commands")
+    water: Mapping[str, Any] | None = option(None, example='{"degrees": 90}', help="which water")
+    password: str | None = option(None, secret=True, help="of the cupboard")
+    mood: str = option("calm", flag="", help="a keyword alone")
+    restarts: int = option(0, command_default=5, help="another default for commands")
 
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()
@@ -49,9 +49,7 @@ class TeaOptions(OptionGroup):
 class MyEngineArgs(EngineArgs):
     """What a diff of one place would add to the options of an engine."""
 
-    kv_cache_colour: Literal["red", "blue"] = option(
-        "red", flag="--kv-cache-colour", replaces={"--kv-color": ()}, help="colour of the KV cache"
-    )
+    kv_cache_colour: Literal["red", "blue"] = option("red", replaces={"--kv-color": ()}, help="colour of the KV cache")
 
 
 OPTIONS = options_of(TeaOptions)

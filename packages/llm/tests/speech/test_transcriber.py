@@ -87,6 +87,15 @@ async def test_an_implausible_answer_is_tried_again_up_the_ladder() -> None:
     engine.requests.clear()
     (segment,) = await run(engine, temperature=0.3)
     assert segment.temperature == 0.3
+    engine.requests.clear()
+    await run(engine, sampling={"use_beam_search": True, "n": 4, "length_penalty": 0.5, "seed": 3})
+    tries = [one.sampling.values for one in engine.requests if "logprobs" in one.sampling.values]
+    tries = [one for one in tries if "logprob_token_ids" not in one]
+    assert [one.get("use_beam_search") for one in tries] == [True, *[None] * 5]
+    assert [(one.get("n"), one.get("length_penalty"), one["seed"]) for one in tries[:2]] == [
+        (4, 0.5, 3),
+        (None, None, 3),
+    ]
 
 
 async def test_a_doubtful_answer_to_no_speech_is_left_out() -> None:

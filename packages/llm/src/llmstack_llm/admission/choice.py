@@ -9,21 +9,23 @@ from typing import Any
 from llmstack_llm import request_errors
 from llmstack_types import RequestOutputKind, SamplingParams
 
-CHOICE_FIELDS = frozenset({"best_of", "use_beam_search", "length_penalty", "early_stopping"})
+CHOICE_FIELDS = frozenset({"best_of", "use_beam_search", "length_penalty", "early_stopping", "forced_eos_token_id"})
 
-# Fields that a beam search applies, or that do not change the choice of tokens. The search ranks the model's own
-# probabilities and would ignore whatever changes those, so any other field must have its default.
+# Fields that a beam search applies, or that do not change the choice of tokens. Of what changes probabilities it has
+# what transformers applies to beams; any other field must have its default.
 _FIT_FOR_BEAMS = frozenset(
     {
         "n", "best_of", "temperature", "seed", "stop_token_ids", "ignore_eos", "max_tokens", "logprobs", "detokenize",
         "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind",
         "use_beam_search", "length_penalty", "early_stopping", "kept_special_tokens", "stream_interval",
-        "truncate_prompt_tokens", "truncation_side",
+        "truncate_prompt_tokens", "truncation_side", "min_tokens", "no_repeat_ngram_size", "bad_words",
+        "bad_words_token_ids", "allowed_token_ids", "repetition_penalty", "forced_bos_token_id", "forced_eos_token_id",
     }
 )  # fmt: skip
 _MUST_BE_NEUTRAL: Mapping[str, Any] = {
     field.name: field.default for field in dataclasses.fields(SamplingParams) if field.name not in _FIT_FOR_BEAMS
 }
+_OF_BEAMS: Mapping[str, object] = {"length_penalty": 1, "early_stopping": False, "forced_eos_token_id": None}
 
 
 def is_chosen_at_end(values: Mapping[str, Any]) -> bool:
@@ -50,9 +52,11 @@ def check_choice(values: Mapping[str, Any], names: Mapping[str, str]) -> None:
         _check_best_of(values, values["best_of"], name)
     if values["use_beam_search"]:
         _check_beam_search(values, name)
-    elif values["length_penalty"] != 1 or values["early_stopping"] is not False:
-        field = "length_penalty" if values["length_penalty"] != 1 else "early_stopping"
-        raise request_errors.invalid_value(name(field), f"it is only allowed together with '{name('use_beam_search')}'")
+        return
+    for field, default in _OF_BEAMS.items():
+        if values[field] != default:
+            reason = f"it is only allowed together with '{name('use_beam_search')}'"
+            raise request_errors.invalid_value(name(field), reason)
 
 
 def _check_best_of(values: Mapping[str, Any], best_of: int, name: Callable[[str], str]) -> None:

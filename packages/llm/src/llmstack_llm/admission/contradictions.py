@@ -6,6 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_llm.text.bad_words import BadWordSpelling
+
+
+def forbid(
+    values: dict[str, object],
+    names: Mapping[str, str],
+    spelling: BadWordSpelling,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+) -> None:
+    """Adds the bad words as token ids; raises as `check_contradictions`."""
+    if values.get("bad_words"):
+        values["bad_words_token_ids"] = spelling.token_ids(values, vocab_size, names.get("bad_words", "bad_words"))
+    check_contradictions(values, names, eos_token_ids)
 
 
 def check_contradictions(values: Mapping[str, Any], names: Mapping[str, str], eos_token_ids: Sequence[int]) -> None:

@@ -71,7 +71,7 @@ def _seed(param: str, value: Any, limits: AdmissionLimits) -> int | None:
     return None if value == -1 else value
 
 
-def _num_logprobs(param: str, value: object, limits: AdmissionLimits) -> Any:
+def _num_logprobs(param: str, value: object, limits: AdmissionLimits) -> object:
     """The number; -1 is the whole vocabulary, where the server allows so many."""
     if value == -1 and type(value) is int and limits.max_logprobs >= limits.vocab_size:
         return limits.vocab_size

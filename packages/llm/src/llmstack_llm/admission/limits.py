@@ -47,6 +47,7 @@ class AdmissionLimits:
         max_item_vectors: So many of them are one item of the prompt at most.
         placeholders: Tokens that stand for media, by id. A prompt has them only where its media are.
         dtype: The type in which the model computes, and of such vectors.
+        has_token_bytes: Whether the bytes of each token are known.
         max_source_tokens: The longest prompt of an encoder beside a decoder; 0 for any other model.
         max_request_tokens: The longest request that can ever run, in tokens; follows from the others.
     """
@@ -70,6 +71,7 @@ class AdmissionLimits:
     max_item_vectors: int = 1
     placeholders: Mapping[int, str] = field(default_factory=dict)
     dtype: str = ""
+    has_token_bytes: bool = True
     max_source_tokens: int = 0
     max_request_tokens: int = field(init=False, compare=False)
 

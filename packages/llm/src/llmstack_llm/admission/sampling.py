@@ -14,6 +14,8 @@ from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.admission.structured_outputs import normal_constraint
 from llmstack_types import RequestOutputKind, SamplingParams, StructuredOutputsParams, ThinkingTags
 
+MAX_INFILL_CANDIDATES = 256
+"""Candidates of the sampler `infill`; it compares their texts, at worst each with each."""
 NO_NAMES: Mapping[str, str] = {}
 NO_DEFAULTS: Mapping[str, Any] = {}
 _DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
@@ -85,6 +87,8 @@ def given_fields(params: SamplingParams) -> dict[str, Any]:
     if not isinstance(params, SamplingParams):
         raise request_errors.invalid_type("sampling_params", "SamplingParams", params)
     given = {name: value for name, default in _DEFAULTS.items() if (value := getattr(params, name)) is not default}
+    if params.use_beam_search:  # in place of the model's own
+        given["min_tokens"] = params.min_tokens
     return given | {"max_tokens": params.max_tokens}
 
 
@@ -116,7 +120,7 @@ def check_sampling(
             name, other = (names.get(field, field) for field in ("logprob_token_ids", "logprobs"))
             raise request_errors.invalid_value(name, f"it is only allowed together with '{other}'")
         values["logprobs"] = 0  # they are reported in place of the most likely ones
-    _check_lengths(values, names, is_echo)
+    _check_together(values, names, limits, is_echo)
     if not CHOICE_FIELDS.isdisjoint(values):
         check_choice({**_DEFAULTS, **values}, names)
         if is_chosen_at_end(values):
@@ -161,7 +165,21 @@ def resolve_max_tokens(
     return int(max_tokens)
 
 
-def _check_lengths(values: Mapping[str, Any], names: Mapping[str, str], is_echo: bool) -> None:
+def _check_infill(values: Mapping[str, Any], names: Mapping[str, str], limits: AdmissionLimits) -> None:
+    """Its work is bounded by the candidates that top-k leaves, whose bytes it compares."""
+    if not limits.has_token_bytes:
+        reason = "the sampler 'infill' needs the bytes of tokens, which this model's tokenizer does not tell"
+        raise request_errors.invalid_value(names.get("infill", "infill"), reason)
+    if not 1 <= values.get("top_k", 0) <= MAX_INFILL_CANDIDATES:
+        reason = f"with the sampler 'infill' it must be from 1 to {MAX_INFILL_CANDIDATES}"
+        raise request_errors.invalid_value(names.get("top_k", "top_k"), reason)
+
+
+def _check_together(
+    values: Mapping[str, Any], names: Mapping[str, str], limits: AdmissionLimits, is_echo: bool
+) -> None:
+    if values.get("infill"):
+        _check_infill(values, names, limits)
     max_tokens, min_tokens = values.get("max_tokens"), values.get("min_tokens", 0)
     max_name = names.get("max_tokens", "max_tokens")
     if max_tokens == 0 and not is_echo:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import request_errors
 from llmstack_types import InvalidRequestError, StructuredOutputsParams
+from llmstack_types.lifecycle import ClosingParts
 
 if TYPE_CHECKING:
     from llmstack_structured_output import ConstraintChecker, GrammarCompiler
@@ -41,7 +42,7 @@ class StructuredOutputsConfig:
     disable_additional_properties: bool = True
 
 
-def read_structured_outputs_config(value: Mapping[str, Any] | str | None) -> StructuredOutputsConfig:
+def read_structured_outputs_config(value: Mapping[str, object] | str | None) -> StructuredOutputsConfig:
     """The configuration as a mapping or as JSON; None is the default.
 
     Raises:
@@ -100,13 +101,14 @@ def normal_constraint(
         raise _renamed(error, names) from error
 
 
-class ConstraintAdmission:
+class ConstraintAdmission(ClosingParts):
     """Compiles constraints before a request is accepted; loads nothing before the first one."""
 
     def __init__(
         self, tokenizer_path: Path | None, eos_token_ids: Sequence[int], config: StructuredOutputsConfig
     ) -> None:
         """`tokenizer_path` is the tokenizer's folder; None where there is none."""
+        super().__init__()
         self._tokenizer_path = tokenizer_path
         self._eos_token_ids = tuple(eos_token_ids)
         self._config = config
@@ -149,16 +151,12 @@ class ConstraintAdmission:
             from llmstack_structured_output import ConstraintChecker
 
             self._checker = ConstraintChecker(self._tokenizer(names), vocab_size, self._eos_token_ids)
+            self.closing.append(self._checker)
         try:
             await self._checker.check(constraint, tenant)
         except InvalidRequestError as error:
             raise _renamed(error, names) from error
         return constraint
-
-    async def shutdown(self) -> None:
-        """Ends the process. Idempotent."""
-        if self._checker is not None:
-            await self._checker.shutdown()
 
     def _with_defaults(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
         config = self._config

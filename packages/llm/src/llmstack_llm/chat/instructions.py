@@ -35,7 +35,7 @@ class InstructionPlaces:
                 return self._fitted(messages)
         return messages
 
-    def _fitted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _fitted(self, messages: list[dict[str, object]]) -> list[dict[str, object]]:
         if not self._knows_developer:
             messages = [{**entry, "role": "system"} if entry["role"] == "developer" else entry for entry in messages]
         hidden = [entry for entry in messages[1:] if entry["role"] in ROLES and entry["role"] not in self._later_roles]

@@ -95,7 +95,7 @@ def _is_identifier(name: object) -> TypeGuard[str]:
 
 def _normal_message(
     param: str, message: object, content_format: ContentFormat, media_texts: Mapping[MediaKind, str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise request_errors.invalid_type(param, "an object", message)
     role = message.get("role")
@@ -115,14 +115,14 @@ def _normal_message(
     return normal
 
 
-def _normalize_assistant(param: str, message: dict[str, Any]) -> None:
+def _normalize_assistant(param: str, message: dict[str, object]) -> None:
     if calls := message.pop("tool_calls", None):
         message["tool_calls"] = normal_tool_calls(f"{param}.tool_calls", calls)
         message.setdefault("content", "")  # templates add it to a string
     _normalize_reasoning(param, message)
 
 
-def _normalize_reasoning(param: str, message: dict[str, Any]) -> None:
+def _normalize_reasoning(param: str, message: dict[str, object]) -> None:
     """Sets the reasoning under both of its names, the newer one first, since templates read either.
 
     The template of gpt-oss reads `thinking`, and refuses it beside content where there are tool calls.

@@ -15,6 +15,7 @@ from llmstack_llm.media.processor import MediaProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.requests import ChatPrompt, RenderedPrompt
 from llmstack_llm.text.gate import MAX_LARGE_CHARS
+from llmstack_llm.text.prompt_formats import with_known_tokens
 from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP, Tokenizer
 from llmstack_types.vocabulary import MediaKind
 
@@ -98,7 +99,8 @@ class ChatRenderers:
         Raises:
             InvalidRequestError: The messages are malformed, the template does not accept them, or the text is too long.
         """
-        return self.pick(has_tools=bool(chat.tools), chat_template=chat.chat_template).render(chat)
+        renderer = self.pick(has_tools=bool(chat.tools), chat_template=chat.chat_template)
+        return renderer.encode(renderer.lay_out(chat))
 
     def pick(self, *, has_tools: bool, chat_template: str | None = None) -> ChatRenderer:
         """The renderer for one conversation; `chat_template` is the request's own, as text.
@@ -161,14 +163,21 @@ def load_chat_template(
     if isinstance(override, ChatTemplate):
         return override
     config = {} if tokenizer is None else tokenizer.config
-    source = find_chat_template(model_config.tokenizer_path, config, override=override)
+    source, tool_source = (
+        find_chat_template(model_config.tokenizer_path, config, override=override, has_tools=has_tools)
+        for has_tools in (False, True)
+    )
     if source is None and tokenizer is not None:
         logger.warning("the model has no chat template: messages are joined by newlines (chat_template sets one)")
-    tool_source = find_chat_template(model_config.tokenizer_path, config, override=override, has_tools=True)
+    if tokenizer is not None:
+        source, tool_source = (
+            text and with_known_tokens(text, tokenizer.special_tokens) for text in (source, tool_source)
+        )
     return ChatTemplate(
         source,
         {} if tokenizer is None else tokenizer.named_tokens,
         tool_source=None if tool_source == source else tool_source,
+        response_template=config.get("response_template") if override is None else None,
     )
 
 

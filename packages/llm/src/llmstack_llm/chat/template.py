@@ -6,7 +6,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import jinja2
 
@@ -29,6 +28,7 @@ class ChatTemplate:
         source: Its text; None for the plain fallback: the messages' texts, joined by newlines.
         tool_source: The text of the model's other template, for conversations with tools; None where one does for all.
         tool_template: That template.
+        response_template: How a checkpoint says that answers are read; None where it does not.
     """
 
     def __init__(
@@ -37,10 +37,12 @@ class ChatTemplate:
         named_tokens: Mapping[str, str] | None = None,
         *,
         tool_source: str | None = None,
+        response_template: object = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = source
         self.tool_source = tool_source
+        self.response_template = response_template
         self.tool_template = None if tool_source is None else ChatTemplate(tool_source, named_tokens, clock=clock)
         self._environment = TemplateEnvironment(clock)
         self._named_tokens = dict(named_tokens or {})
@@ -84,7 +86,7 @@ class ChatTemplate:
         text = self._generate(names, messages)
         return _cut_at(text, tag, messages) if tag else text
 
-    def _generate(self, names: dict[str, Any], messages: Sequence[Mapping[str, object]]) -> str:
+    def _generate(self, names: dict[str, object], messages: Sequence[Mapping[str, object]]) -> str:
         if self._template is None:
             return ""
         try:
@@ -121,7 +123,7 @@ def _join_within_limit(pieces: Iterable[str]) -> str:
     return "".join(kept)
 
 
-def _tagged(messages: Sequence[Mapping[str, object]], tag: str) -> list[Mapping[str, Any]]:
+def _tagged(messages: Sequence[Mapping[str, object]], tag: str) -> list[Mapping[str, object]]:
     last = messages[-1]
     content = last.get("content")
     if isinstance(content, list) and content:

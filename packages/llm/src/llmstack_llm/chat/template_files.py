@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from llmstack_llm.text.prompt_formats import PROMPT_FORMATS, format_name, format_text
 from llmstack_types import LLMStackError
+
+logger = logging.getLogger(__name__)
 
 MAX_TEMPLATE_CHARS = 2**20
 _DEFAULT: Final = "default"
@@ -24,6 +28,8 @@ def find_chat_template(
 ) -> str | None:
     """The template's text: `override` (a name, a path or the template), or the model's for conversations of this kind.
 
+    A name may be that of a format of `PROMPT_FORMATS`, and so may be the last part of a path where there is no file.
+
     Raises:
         ChatTemplateError: The override is none of the three, or there are several templates and no default.
     """
@@ -31,7 +37,9 @@ def find_chat_template(
         return override
     named = _named_templates(folder, tokenizer_config)
     if override is not None:
-        return named[override] if override in named else _read_path(override, named)
+        if override in named:
+            return named[override]
+        return format_text(override) if override in PROMPT_FORMATS else _read_path(override, named)
     found = (named.get(_TOOLS) if has_tools else None) or named.get(_DEFAULT)
     if found is None and named:
         raise ChatTemplateError(
@@ -81,6 +89,9 @@ def _read_path(value: str, named: Mapping[str, str]) -> str:
     try:
         return Path(value).read_text(encoding="utf-8")
     except OSError:
+        if name := format_name(value):
+            logger.info("chat template: %s is no file here, so llmstack's own template of that name is used", value)
+            return format_text(name)
         reason = f"no such file, none of the model's named templates ({_listed(named)}), and no template expression"
         raise ChatTemplateError(f"chat template: {reason}") from None
 

@@ -65,13 +65,13 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         finally:
             _deadline_s.reset(token)
 
-    def timed(self, iterable: Iterable[object]) -> Iterator[Any]:
+    def timed(self, iterable: Iterable[object]) -> Iterator[object]:
         """The same items, with a look at the clock before each."""
         for item in iterable:
             self._check_time()
             yield item
 
-    def call(self, context: jinja2.runtime.Context, obj: object, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: jinja2.runtime.Context, obj: object, /, *args: Any, **kwargs: object) -> object:
         """Every call of a template goes through here."""
         self._check_time()
         check_call(obj, args, kwargs)
@@ -79,13 +79,13 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             args = (self.timed(args[0]), *args[1:])
         return super().call(context, obj, *args, **kwargs)
 
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> Any:
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> object:
         """Operators whose operands say how large the result would be."""
         self._check_time()
         check_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def joined(self, *values: Any) -> Any:
+    def joined(self, *values: object) -> object:
         """`a ~ b`, which jinja2 would join without asking for the sizes."""
         self._check_time()
         for value in values:
@@ -98,7 +98,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """A filter that looks at the clock, and at the sizes that it is given."""
 
         @functools.wraps(function)  # with the mark of what jinja2 passes first
-        def limited(*args: Any, **kwargs: Any) -> Any:
+        def limited(*args: object, **kwargs: object) -> object:
             self._check_time()
             check_filter(name, args, kwargs)
             return function(*args, **kwargs)
@@ -145,7 +145,7 @@ class _GenerationTag(jinja2.ext.Extension):
         return str(caller())
 
 
-def _written(value: object) -> Any:
+def _written(value: object) -> object:
     """A value that a template writes out."""
     if not isinstance(value, str):
         check_text(value)

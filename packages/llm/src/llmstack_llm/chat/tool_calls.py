@@ -14,7 +14,7 @@ INVALID_JSON = "INVALID_JSON"
 """Key of arguments that are not the JSON text of an object, such as those cut by `max_tokens`."""
 
 
-def normal_tool_calls(param: str, calls: object) -> list[dict[str, Any]]:
+def normal_tool_calls(param: str, calls: object) -> list[dict[str, object]]:
     """Copies with the arguments of each function parsed; a text that is no object is kept under `INVALID_JSON`.
 
     Raises:
@@ -27,7 +27,7 @@ def normal_tool_calls(param: str, calls: object) -> list[dict[str, Any]]:
     return [_normal_call(f"{param}[{index}]", call) for index, call in enumerate(calls)]
 
 
-def _normal_call(param: str, call: object) -> dict[str, Any]:
+def _normal_call(param: str, call: object) -> dict[str, object]:
     if not isinstance(call, Mapping):
         raise request_errors.invalid_type(param, "an object", call)
     function = call.get("function")
@@ -40,7 +40,7 @@ def _normal_call(param: str, call: object) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _arguments(param: str, arguments: object) -> dict[str, Any]:
+def _arguments(param: str, arguments: object) -> dict[str, object]:
     if arguments is None:
         return {}
     if isinstance(arguments, Mapping):
@@ -50,7 +50,7 @@ def _arguments(param: str, arguments: object) -> dict[str, Any]:
     return argument_object(arguments)
 
 
-def argument_object(text: str) -> dict[str, Any]:
+def argument_object(text: str) -> dict[str, object]:
     """The object that a model has written as arguments; text that is none under `INVALID_JSON`.
 
     Clients send such text back with each later turn, so it is no error.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _KINDS: Final = words_of(FileKind)
 
 
-def check_media_adapters(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_media_adapters(value: Mapping[str, object]) -> Mapping[str, object]:
     """Each is the folder of an adapter by a kind of items.
 
     Raises:
@@ -39,23 +39,17 @@ class AdapterOptions(AdapterSettings, OptionGroup):
 
     title = "LoRA adapters"
 
-    max_loras: int = option(
-        1, flag="--max-loras", at_least=1, at_most=1024, metavar="N", help="maximum distinct adapters in one step"
-    )
+    max_loras: int = option(1, at_least=1, at_most=1024, help="maximum distinct adapters in one step")
     max_cpu_loras: int | None = option(
         None,
-        flag="--max-cpu-loras",
         at_least=1,
-        metavar="N",
         help="adapters that are kept in memory; the one that was used least recently is read again when it is needed "
         "(default: as --max-loras)",
     )
 
     default_mm_loras: Mapping[str, Any] | None = option(
         None,
-        flag="--default-mm-loras",
         check=check_media_adapters,
-        metavar="JSON",
         help="folders of adapters for prompts with items of a kind, where the request names none; each has its kind as "
         "its name",
         example='{"audio": "granite-speech"}',
@@ -69,7 +63,7 @@ class AdapterOptions(AdapterSettings, OptionGroup):
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             yield Problem(f"{{max_cpu_loras}} {self.max_cpu_loras} must be at least {{max_loras}} {self.max_loras}")
 
-    def check_sound_adapter(self, whole: Mapping[str, Any], folder: Path) -> None:
+    def check_sound_adapter(self, whole: Mapping[str, object], folder: Path) -> None:
         """Checks that a model which needs an adapter for sound gets one.
 
         Args:

@@ -20,7 +20,7 @@ from llmstack_types.vocabulary import (
 )
 
 
-def check_kv_events_config(value: Mapping[str, object]) -> Mapping[str, Any]:
+def check_kv_events_config(value: Mapping[str, object]) -> Mapping[str, object]:
     """The fields of a `KVEventsConfig`, defaults included."""
     from llmstack_engine_core.kv_events import KVEventsConfig  # late: `--help` needs none
     from llmstack_types.plain_data import from_plain, to_plain
@@ -28,16 +28,16 @@ def check_kv_events_config(value: Mapping[str, object]) -> Mapping[str, Any]:
     config = from_plain(KVEventsConfig, value)
     if config.data_parallel_rank:
         raise ValueError("data_parallel_rank is the number of the engine core, which cannot be set")
-    checked: Mapping[str, Any] = to_plain(config)
+    checked: Mapping[str, object] = to_plain(config)
     return checked
 
 
-def check_kv_transfer_config(value: Mapping[str, object]) -> Mapping[str, Any]:
+def check_kv_transfer_config(value: Mapping[str, object]) -> Mapping[str, object]:
     """The fields of a `KVTransferConfig`, defaults included."""
     from llmstack_engine_core.kv_transfer.config import KVTransferConfig  # late: `--help` needs none
     from llmstack_types.plain_data import from_plain, to_plain
 
-    checked: Mapping[str, Any] = to_plain(from_plain(KVTransferConfig, value))
+    checked: Mapping[str, object] = to_plain(from_plain(KVTransferConfig, value))
     return checked
 
 
@@ -49,12 +49,20 @@ def read_sizes(text: str) -> tuple[int, ...]:
         raise ValueError(f"{text[:64]!r} is not a list of integers such as 1,2,4") from None
 
 
+# A class of vLLM to our own of the same arguments.
+_SAME_PROCESSORS: Mapping[str, str] = {
+    "vllm.model_executor.models.deepseek_ocr:NGramPerReqLogitsProcessor": (
+        "llmstack_model_runner.sampling.window_ngrams:WindowNgrams"
+    ),
+}
+
+
 def check_processors(processors: Sequence[str | type]) -> Sequence[str | type]:
     """Names of the form `module:Class`, or classes."""
     for processor in processors:
         if isinstance(processor, str) and not all(processor.partition(":")):
             raise ValueError(f"{processor[:200]!r} is not of the form module:Class")
-    return processors
+    return tuple(_SAME_PROCESSORS.get(one, one) if isinstance(one, str) else one for one in processors)
 
 
 @option_group
@@ -65,7 +73,6 @@ class ComputationOptions(ComputationSettings, OptionGroup):
 
     cudagraph_capture_sizes: Sequence[int] | None = option(
         None,
-        flag="--cudagraph-capture-sizes",
         also=("--cuda-graph-sizes",),
         at_least=1,
         read=read_sizes,
@@ -83,17 +90,14 @@ class KVCacheOptions(KVSettings, PrefixSettings, OptionGroup):
 
     num_kv_blocks: int | None = option(
         None,
-        flag="--num-kv-blocks",
         also=("--num-gpu-blocks-override",),
         at_least=1,
         suffixes=True,
-        metavar="N",
         help="blocks in the KV cache (default: as many as the free memory allows)",
     )
-    num_gpu_blocks_override: int | None = option(None, at_least=1, help="the same as num_kv_blocks")
+    num_gpu_blocks_override: int | None = option(None, at_least=1, flag="", help="the same as num_kv_blocks")
     kv_cache_memory_bytes: int | None = option(
         None,
-        flag="--kv-cache-memory-bytes",
         also=("--kv-cache-memory",),
         at_least=1,
         suffixes=True,
@@ -101,22 +105,14 @@ class KVCacheOptions(KVSettings, PrefixSettings, OptionGroup):
         help="size of the KV cache, such as 512M",
     )
     disable_hybrid_kv_cache_manager: bool = option(
-        False,
-        flag="--disable-hybrid-kv-cache-manager",
-        help="keep all KV blocks of layers with sliding windows; by default they keep only those that they need",
+        False, help="keep all KV blocks of layers with sliding windows; by default they keep only those that they need"
     )
     swap_space: float = option(
-        0.0,
-        flag="--swap-space",
-        at_least=0,
-        metavar="GIB",
-        help="size of the blocks of --num-host-blocks in GiB, in place of their number",
+        0.0, at_least=0, metavar="GIB", help="size of the blocks of --num-host-blocks in GiB, in place of their number"
     )
     kv_transfer_config: Mapping[str, Any] | None = option(
         None,
-        flag="--kv-transfer-config",
         check=check_kv_transfer_config,
-        metavar="JSON",
         help="hand KV blocks of prompts to other servers, or take theirs",
         example='{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}',
     )
@@ -145,16 +141,13 @@ class SamplingOptions(LogprobSettings, OptionGroup):
 
     logits_processors: Sequence[str | type] | None = option(
         None,
-        flag="--logits-processors",
         check=check_processors,
         metavar="MODULE:CLASS",
         help="custom logits processors, in the order in which they are applied",
     )
     max_logprobs: int = option(
         20,
-        flag="--max-logprobs",
         at_least=-1,
-        metavar="N",
         help="maximum log-probabilities per token that a request may ask for; -1 for the whole vocabulary",
     )
 
@@ -167,27 +160,17 @@ class EngineObservabilityOptions(ReportSettings, OptionGroup):
 
     log_level: LogLevel = option(
         "info",
-        flag="--log-level",
         ignores_case=True,
         environment=("LLMSTACK_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL"),
         help="log level of llmstack",
     )
     kv_events_config: Mapping[str, Any] | None = option(
         None,
-        flag="--kv-events-config",
         check=check_kv_events_config,
-        metavar="JSON",
         help="publish what the prefix cache stores and removes over ZeroMQ, with the token ids, which are prompt text",
         example='{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557"}',
     )
-    kv_cache_metrics: bool = option(
-        False, flag="--kv-cache-metrics", help="measure how long KV blocks stay in the cache"
-    )
+    kv_cache_metrics: bool = option(False, help="measure how long KV blocks stay in the cache")
     kv_cache_metrics_sample: float = option(
-        0.01,
-        flag="--kv-cache-metrics-sample",
-        above=0,
-        at_most=1,
-        metavar="X",
-        help="share of the KV blocks that is measured",
+        0.01, above=0, at_most=1, metavar="X", help="share of the KV blocks that is measured"
     )

@@ -35,38 +35,26 @@ class MediaInputOptions(MediaSettings, OptionGroup):
 
     mm_processor_kwargs: Mapping[str, Any] | None = option(
         None,
-        flag="--mm-processor-kwargs",
-        metavar="JSON",
         help="options of the model's image processor for all requests; they may make a picture cheaper, not larger",
         example='{"max_pixels": 602112}',
     )
     media_io_kwargs: Mapping[str, Any] | None = option(
         None,
-        flag="--media-io-kwargs",
-        metavar="JSON",
         help="how files are decoded: the colour under transparent parts of a picture (default: white), and how many "
         "frames of a video are taken, in all and of a second; -1 is as many as are allowed",
         example='{"video": {"num_frames": 16}}',
     )
     mm_processor_cache_gb: float = option(
-        4.0,
-        flag="--mm-processor-cache-gb",
-        at_least=0,
-        at_most=4096,
-        metavar="GIB",
-        help="memory of decoded pictures that are kept for later requests",
+        4.0, at_least=0, at_most=4096, metavar="GIB", help="memory of decoded pictures that are kept for later requests"
     )
     max_image_pixels: int = option(
         50_000_000,
-        flag="--max-image-pixels",
         at_least=1,
         suffixes=True,
-        metavar="N",
         help="maximum width times height of a picture, from its header; larger ones are refused undecoded",
     )
     max_audio_seconds: float = option(
         7200.0,
-        flag="--max-audio-seconds",
         at_least=0.1,
         at_most=86400,
         metavar="S",
@@ -74,26 +62,21 @@ class MediaInputOptions(MediaSettings, OptionGroup):
     )
     allowed_media_domains: tuple[str, ...] = option(
         (),
-        flag="--allowed-media-domains",
         metavar="HOST",
         help="hosts whose http and https URLs are fetched: by name, all below with *.name, or * for every public host "
         "(default: none; data: URLs always are)",
     )
     allowed_media_networks: tuple[str, ...] = option(
         (),
-        flag="--allowed-media-networks",
         check=check_network,
         metavar="CIDR",
         help="networks of private addresses that may be dialled for these hosts (default: public addresses alone)",
     )
     allowed_local_media_path: str = option(
-        "",
-        flag="--allowed-local-media-path",
-        metavar="FOLDER",
-        help="folder of which file: URLs may be read (default: none)",
+        "", metavar="FOLDER", help="folder of which file: URLs may be read (default: none)"
     )
     media_redirects: bool = option(
-        True, flag="--media-redirects", help="follow redirects of media URLs, at most three, each checked as the first"
+        True, help="follow redirects of media URLs, at most three, each checked as the first"
     )
 
     def media_input_options(self, max_items: Mapping[str, int], whole: str) -> MediaOptions:

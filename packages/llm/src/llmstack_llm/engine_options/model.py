@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmstack_llm.options.option import OptionGroup, positional_group
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.value_type import ValueType
+from llmstack_llm.text.prompt_formats import PROMPT_FORMATS, format_name
 from llmstack_types.engine_settings import UseSettings, WeightSettings
 from llmstack_types.options import REQUIRED, option, option_group
-from llmstack_types.vocabulary import (
-    ContentFormat,
-)
+from llmstack_types.vocabulary import ConfigFormat, ContentFormat, TokenizerMode
+
+if TYPE_CHECKING:
+    from llmstack_model_files import FileForm
 
 
 def check_chat_template(text: str) -> str:
     """A path to a file, a template itself, which has braces, or a name, which is looked up with the model."""
-    is_name = text.replace("-", "_").isidentifier()
+    is_name = text.replace("-", "_").isidentifier() or format_name(text) is not None
     if "{" not in text and "\n" not in text and not is_name and not os.path.isfile(text):
         raise ValueError(f"there is no file {text[:200]!r}, and a template has braces")
     return text
@@ -32,7 +34,6 @@ class ModelName(OptionGroup):
 
     model: str = option(
         REQUIRED,
-        flag="--model",
         positional="model",
         help="local folder, GGUF file, registered name such as smollm2, or Hugging Face repository id; without one, "
         "smollm2 is served if it is installed, else the embedded demo model",
@@ -45,51 +46,70 @@ class ModelOptions(WeightSettings, OptionGroup):
 
     title = "Model"
 
+    tokenizer_mode: TokenizerMode = option(
+        "auto",
+        aliases={"hf": "auto"},
+        help="how prompts are made: 'auto' is by the repository's tokenizer and chat template; 'mistral' is by "
+        "tekken.json, as mistral-common does; the others are the formats of families that publish code in place of a "
+        "template",
+    )
+    config_format: ConfigFormat = option(
+        "auto", aliases={"hf": "auto"}, help="'mistral' reads params.json, in place of config.json"
+    )
     pack_cache: bool = option(
         True,
-        flag="--pack-cache",
         help="keep the packed weights of a CPU in $XDG_CACHE_HOME/llmstack/packed, at most 32 GiB, for later starts",
     )
     mmproj: str | None = option(
         None,
-        flag="--mmproj",
         metavar="FILE",
         help="GGUF file with the encoder of pictures for a text model in another one, as llama.cpp writes it",
     )
     max_model_len: int | None = option(
         None,
-        flag="--max-model-len",
         at_least=1,
         suffixes=True,
         aliases={-1: None, "-1": None, "auto": None},
-        metavar="N",
         help="longest request in tokens, such as 4096, 4k or 4K; -1 or auto for the model's maximum (default: -1)",
     )
     chat_template: str | None = option(
         None,
-        flag="--chat-template",
         check=check_chat_template,
         metavar="FILE",
-        help="Jinja file, the template itself, or the name of one of the model's (default: the model's)",
+        help="Jinja file, the template itself, or the name of one of the model's or of llmstack's (default: the "
+        "model's)",
     )
     chat_template_content_format: ContentFormat = option(
         "auto",
-        flag="--chat-template-content-format",
         help="pass message content to the template as one string or as OpenAI's list of parts; 'auto' detects it",
     )
     generation_config: str = option(
         "auto",
-        flag="--generation-config",
         metavar="SOURCE",
         help="source of sampling defaults: 'auto' is the model's generation_config.json, 'vllm' is none, or a folder",
     )
     override_generation_config: Mapping[str, Any] | None = option(
-        None,
-        flag="--override-generation-config",
-        metavar="JSON",
-        help="sampling defaults that replace those of --generation-config",
-        example='{"temperature": 0.2}',
+        None, help="sampling defaults that replace those of --generation-config", example='{"temperature": 0.2}'
     )
+
+    @property
+    def prompt_template(self) -> str | None:
+        """The chat template in place of the model's, or its name; None for the model's."""
+        return self.tokenizer_mode if self.tokenizer_mode in PROMPT_FORMATS else self.chat_template
+
+    @property
+    def file_form(self) -> FileForm:
+        """Which files are read of a model that is there in two forms."""
+        from llmstack_model_files import FileForm
+
+        asked = (self.config_format, self.load_format, self.tokenizer_mode)
+        return FileForm(*("mistral" if word == "mistral" else "auto" for word in asked))
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds a template that would not be used."""
+        yield from super().conflicts()
+        if self.chat_template is not None and self.prompt_template != self.chat_template:
+            yield Problem("{tokenizer_mode} and {chat_template} contradict each other; give one of them")
 
 
 @option_group
@@ -98,30 +118,20 @@ class RepositoryOptions(OptionGroup):
 
     title = "Repository and tokenizer"
 
-    tokenizer: str | None = option(
-        None, flag="--tokenizer", help="folder or repository id of the tokenizer (default: the model's)"
-    )
-    tokenizer_revision: str | None = option(
-        None, flag="--tokenizer-revision", metavar="REVISION", help="branch, tag or commit of --tokenizer"
-    )
+    tokenizer: str | None = option(None, help="folder or repository id of the tokenizer (default: the model's)")
+    tokenizer_revision: str | None = option(None, metavar="REVISION", help="branch, tag or commit of --tokenizer")
     skip_tokenizer_init: bool = option(
-        False,
-        flag="--skip-tokenizer-init",
-        replaces={"--tokens-only": ("false", "0")},
-        help="load no tokenizer: prompts and outputs are token ids",
+        False, replaces={"--tokens-only": ("false", "0")}, help="load no tokenizer: prompts and outputs are token ids"
     )
-    revision: str | None = option(None, flag="--revision", help="branch, tag or commit of the model's repository")
+    revision: str | None = option(None, help="branch, tag or commit of the model's repository")
     trust_remote_code: bool = option(
         False,
-        flag="--trust-remote-code",
         help="accepted where the repository has no code, or llmstack has the model itself; code from a repository "
         "never runs",
     )
     hf_overrides: Mapping[str, Any] | None = option(
         None,
-        flag="--hf-overrides",
         key_flags={"--rope-scaling": "rope_scaling", "--rope-theta": "rope_theta"},
-        metavar="JSON",
         help="values that replace those in config.json; objects are merged",
         example='{"max_position_embeddings": 4096}',
     )
@@ -133,7 +143,7 @@ class RepositoryOptions(OptionGroup):
             yield Problem("{skip_tokenizer_init} and {tokenizer} contradict each other; give one of them")
 
 
-def read_media_limits(text: str) -> Any:
+def read_media_limits(text: str) -> object:
     """A JSON object, or vLLM's older form such as `image=5,video=0`."""
     older = dict(part.partition("=")[::2] for part in text.split(",")) if "{" not in text else {}
     if older and all(count.strip().isdecimal() for count in older.values()):
@@ -149,7 +159,6 @@ class UseOptions(UseSettings, OptionGroup):
 
     runner: str = option(
         "auto",
-        flag="--runner",
         metavar="NAME",
         replaces={"--runner-type": ()},
         help="'generate' or 'pooling' offers only that, 'auto' offers both; any other value names a model runner, "
@@ -157,26 +166,21 @@ class UseOptions(UseSettings, OptionGroup):
     )
     task: Literal["auto", "generate", "embed", "classify", "score"] = option(
         "auto",
-        flag="--task",
         aliases={"embedding": "embed"},
         help="older form of --runner; 'classify' and 'score' require a model with labels",
     )
     convert: Literal["auto", "none", "embed", "classify"] = option(
-        "auto", flag="--convert", help="'none' offers no pooling with a model that generates text"
+        "auto", help="'none' offers no pooling with a model that generates text"
     )
     pooler_config: Mapping[str, Any] | None = option(
         None,
-        flag="--pooler-config",
         also=("--override-pooler-config",),
-        metavar="JSON",
         help="default pooling, in place of the model's",
         example='{"pooling_type": "MEAN", "normalize": true}',
     )
     limit_mm_per_prompt: Mapping[str, Any] | None = option(
         None,
-        flag="--limit-mm-per-prompt",
         read=read_media_limits,
-        metavar="JSON",
         help="maximum items of each kind in one prompt; zeros alone are --language-model-only (default: 64 of each)",
         example='{"image": 4, "video": 1}',
     )

@@ -29,51 +29,35 @@ class EngineProcessOptions(ParallelSettings, ProcessSettings, OptionGroup):
 
     distributed_executor_backend: DistributedExecutorBackend | None = option(
         None,
-        flag="--distributed-executor-backend",
         help="how ranks are started: 'mp' is a process each on this machine, 'uni' allows only one, 'ray' are actors "
         "of the cluster at RAY_ADDRESS, 'external_launcher' is this command on each of --nnodes machines "
         "(default: external_launcher with --nnodes, else mp)",
     )
     nnodes: int = option(
         1,
-        flag="--nnodes",
         short="-n",
         at_least=1,
         at_most=4096,
-        metavar="N",
         help="machines that share the ranks of one model; this command runs on each",
     )
     node_rank: int = option(
         0,
-        flag="--node-rank",
         short="-r",
         at_least=0,
         metavar="R",
         help="the number of this machine: 0 answers HTTP, the others host ranks and end with it",
     )
     master_addr: str | None = option(
-        None,
-        flag="--master-addr",
-        metavar="HOST",
-        help="address of machine 0, where the others of --nnodes join it",
+        None, metavar="HOST", help="address of machine 0, where the others of --nnodes join it"
     )
-    master_port: int = option(
-        29501,
-        flag="--master-port",
-        at_least=1,
-        at_most=65_535,
-        metavar="PORT",
-        help="port of --master-addr",
-    )
+    master_port: int = option(29501, at_least=1, at_most=65_535, metavar="PORT", help="port of --master-addr")
     trust_cluster_network: str | None = option(
         None,
-        flag="--trust-cluster-network",
         metavar="INTERFACE",
         help="network interface for sums and KV blocks between machines, which are neither encrypted nor authenticated",
     )
     distributed_timeout_seconds: float = option(
         60.0,
-        flag="--distributed-timeout-seconds",
         above=0,
         at_most=86_400,
         metavar="S",
@@ -81,98 +65,65 @@ class EngineProcessOptions(ParallelSettings, ProcessSettings, OptionGroup):
     )
     data_parallel_size: int = option(
         1,
-        flag="--data-parallel-size",
         short="-dp",
         at_least=1,
         at_most=1024,
-        metavar="N",
         help="engine cores that share the requests, each in its own process with the whole model",
     )
     routing: RoutingPolicyName = option(
         "exact",
-        flag="--routing",
         help="which of several engine cores gets a request: 'exact' the one that has its prefix cached, weighed "
         "against load, 'load' the one with the fewest requests, 'round_robin' one after the other",
     )
     data_parallel_size_local: int | None = option(
         None,
-        flag="--data-parallel-size-local",
         short="-dpl",
         at_least=0,
-        metavar="N",
         help="how many of the engine cores run on this machine; other machines join with theirs (default: all)",
     )
     data_parallel_start_rank: int = option(
-        0,
-        flag="--data-parallel-start-rank",
-        short="-dpr",
-        at_least=0,
-        metavar="N",
-        help="with --headless, the number of the first engine core of this machine",
+        0, short="-dpr", at_least=0, help="with --headless, the number of the first engine core of this machine"
     )
     data_parallel_address: str | None = option(
-        None,
-        flag="--data-parallel-address",
-        short="-dpa",
-        metavar="HOST",
-        help="address of the first machine, where the others join it",
+        None, short="-dpa", metavar="HOST", help="address of the first machine, where the others join it"
     )
     data_parallel_rpc_port: int = option(
-        29550,
-        flag="--data-parallel-rpc-port",
-        short="-dpp",
-        at_least=1,
-        at_most=65_535,
-        metavar="PORT",
-        help="port of --data-parallel-address",
+        29550, short="-dpp", at_least=1, at_most=65_535, metavar="PORT", help="port of --data-parallel-address"
     )
     data_parallel_backend: DataParallelBackend = option(
         "mp",
-        flag="--data-parallel-backend",
         short="-dpb",
         help="what starts engine cores: 'mp' processes of each machine, 'ray' the cluster at RAY_ADDRESS",
     )
     allow_ray_without_token: bool = option(
-        False,
-        flag="--allow-ray-without-token",
-        help="join a Ray cluster that asks for no token: who reaches it can run programs there",
+        False, help="join a Ray cluster that asks for no token: who reaches it can run programs there"
     )
     cluster_key_file: str | None = option(
-        None,
-        flag="--cluster-key-file",
-        metavar="FILE",
-        help="keys that the machines share; `llmstack cluster-key FILE` makes them",
+        None, metavar="FILE", help="keys that the machines share; `llmstack cluster-key FILE` makes them"
     )
     cluster_timeout: float = option(
         5.0,
-        flag="--cluster-timeout",
         above=0,
         at_most=600,
         metavar="SECONDS",
         help="a machine without a sign of life for so long counts as lost, and its requests go on elsewhere",
     )
     allow_mixed_numerics: bool = option(
-        False,
-        flag="--allow-mixed-numerics",
-        help="serve with machines that compute different bits; no request moves between those",
+        False, help="serve with machines that compute different bits; no request moves between those"
     )
     max_engine_restarts: int = option(
         0,
-        flag="--max-engine-restarts",
         command_default=5,
         at_least=0,
-        metavar="N",
         help="how often within a minute a crashed engine core is replaced and its requests resume; 0 stops the server",
     )
     engine_key_file: str | None = option(
         None,
-        flag="--engine-key-file",
         metavar="FILE",
         help="keys for engine cores that listen on TCP; --headless makes the file, and the servers read it",
     )
     engine_hang_timeout: float = option(
         60.0,
-        flag="--engine-hang-timeout",
         at_least=0,
         metavar="SECONDS",
         help="an engine core without progress for so long, and for 20 times of what its step should take, counts as "

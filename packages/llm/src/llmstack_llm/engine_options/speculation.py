@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 # Methods of vLLM that are not built.
-_OTHER_METHODS = frozenset({"custom_class", "dflash", "dspark", "extract_hidden_states", "mlp_speculator"})
-_OWN_HEADS = frozenset({"eagle", "eagle3", "medusa"})
+_OTHER_METHODS = frozenset({"custom_class", "dspark", "extract_hidden_states", "mlp_speculator"})
+_OWN_HEADS = frozenset({"eagle", "eagle3", "medusa", "dflash"})
 """Methods by heads with a checkpoint of their own, which read the served model's hidden states."""
 _HEAD_METHODS = frozenset(
-    {"mtp", "deepseek_mtp", "glm4_moe_mtp", "mimo_mtp", "nemotron_h_mtp", "qwen3_next_mtp", "qwen3_5_mtp"}
+    {"mtp", "deepseek_mtp", "ernie_mtp", "glm4_moe_mtp", "mimo_mtp", "nemotron_h_mtp", "qwen3_next_mtp", "qwen3_5_mtp"}
 )
 """Names of the method `mtp`, by which a layer of the served checkpoint guesses; vLLM has one for each family."""
 DEFAULT_NUM_DRAFTS = 5
@@ -34,7 +33,7 @@ NGRAM_MODEL = "[ngram]"
 """Older lines of vLLM name the method `ngram` so, in place of a draft model."""
 
 
-def check_speculative_config(value: Mapping[str, object]) -> Mapping[str, Any]:
+def check_speculative_config(value: Mapping[str, object]) -> Mapping[str, object]:
     """The fields of a `SpeculativeConfig`, defaults included; the method `none`, which makes no drafts, as it is.
 
     Of a draft model, `revision` and `max_model_len` are those of `DraftModelOptions`. `is_adaptive` is left open where
@@ -59,7 +58,7 @@ def check_speculative_config(value: Mapping[str, object]) -> Mapping[str, Any]:
             "decoder as 'model', and the method 'ngram' needs none"
         )
     if method not in {"draft_model", "mtp", "suffix", *_OWN_HEADS}:
-        checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
+        checked: Mapping[str, object] = to_plain(from_plain(SpeculativeConfig, value))
         return checked
     own = {name: entry for name, entry in value.items() if name in _DRAFT_MODEL_KEYS}
     if method in ("mtp", "suffix") and (not_its := own.keys() - _WITHOUT_EFFECT):
@@ -126,7 +125,7 @@ def draft_head_of(speculative: Mapping[str, object] | None) -> str:
     return method if method == "mtp" or method in _OWN_HEADS else ""
 
 
-def of_scheduler(speculative: Mapping[str, object]) -> Mapping[str, Any]:
+def of_scheduler(speculative: Mapping[str, object]) -> Mapping[str, object]:
     """What of a checked `--speculative-config` the scheduler receives."""
     without = {*_DRAFT_MODEL_KEYS, *(["model"] if speculative["method"] == "mtp" else [])}
     return {name: entry for name, entry in speculative.items() if name not in without}
@@ -142,7 +141,7 @@ def runs_on_cpu(device: str) -> bool:
     return device != "cuda" and not (device == "auto" and _has_nvidia_device())
 
 
-def default_speculation(device: str) -> Mapping[str, Any] | None:
+def default_speculation(device: str) -> Mapping[str, object] | None:
     """Drafts on a CPU, as far as they are expected to repay their cost; None where a GPU may be used.
 
     On a CPU a step of a few tokens takes hardly longer than one of one token. The engine core makes no drafts if they

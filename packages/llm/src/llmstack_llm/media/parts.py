@@ -85,7 +85,7 @@ def _without_media(param: str, message: object, kinds: Mapping[MediaKind, int], 
     content = message.get("content")
     if not isinstance(content, list | tuple) or not any(map(_type_of, content)):
         return message
-    parts: list[Any] = []
+    parts: list[object] = []
     for index, part in enumerate(content):
         if _type_of(part) is None:
             parts.append(part)

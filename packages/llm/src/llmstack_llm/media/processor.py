@@ -1,4 +1,4 @@
-"""What a front end asks of the code that fetches, counts and decodes media."""
+"""Protocol of the code that fetches, counts and decodes media for a front end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from llmstack_llm.media.parts import MediaPart
 from llmstack_types import MediaItem
+from llmstack_types.lifecycle import AsyncClosing
 from llmstack_types.vocabulary import MediaKind
 
 
@@ -111,7 +112,7 @@ class MediaStats(Protocol):
         ...
 
 
-class MediaProcessor(Protocol):
+class MediaProcessor(AsyncClosing, Protocol):
     """The media of one model's requests; used by one event loop."""
 
     @property
@@ -160,8 +161,4 @@ class MediaProcessor(Protocol):
 
     async def start(self) -> None:
         """Starts what decodes, before an item needs it."""
-        ...
-
-    async def shutdown(self) -> None:
-        """Ends what it has started. Idempotent."""
         ...

@@ -16,6 +16,7 @@ from llmstack_llm.media.options import MediaOptions
 from llmstack_llm.media.parts import MediaPart
 from llmstack_llm.media.processor import MediaRequest, MediaStats, MediaSymbols, OpenedMedia
 from llmstack_types import EngineStartError
+from llmstack_types.lifecycle import ClosingParts
 from llmstack_types.vocabulary import FileKind, MediaKind
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ class _Room:
             raise request_errors.media_too_long(part.param, self._max_tokens, self._num_tokens)
 
 
-class ServedMedia:
+class ServedMedia(ClosingParts):
     """A `MediaProcessor` over the children that decode pictures, videos and sounds."""
 
     def __init__(self, front: MediaFront, options: MediaOptions, limits: AdmissionLimits, *, is_atomic: bool) -> None:
         """`limits`, `is_atomic`: Those of the model, for vectors in place of pictures."""
+        super().__init__(front)
         self._front = front
         self._limits = limits
         self._is_atomic = is_atomic
@@ -117,10 +119,6 @@ class ServedMedia:
     async def start(self) -> None:
         """Starts what decodes; see `MediaProcessor.start`."""
         await self._front.start()
-
-    async def shutdown(self) -> None:
-        """Ends the children that decode. Idempotent."""
-        await self._front.shutdown()
 
 
 def make_fetcher(options: MediaOptions) -> Fetcher:

@@ -40,10 +40,10 @@ class SourcePrompts:
         """
         if len(token_ids) > self.max_tokens:
             raise request_errors.context_length_exceeded(param, self.max_tokens, len(token_ids))
-        for name in ("prompt_logprobs", "use_beam_search"):
-            if sampling.values.get(name) not in (None, False):
-                reason = "the prompt goes to an encoder, and is not what the answer continues"
-                raise request_errors.unsupported_parameter(sampling.names.get(name, name), reason)
+        if sampling.values.get("prompt_logprobs") is not None:
+            reason = "the prompt goes to an encoder, and is not what the answer continues"
+            name = sampling.names.get("prompt_logprobs", "prompt_logprobs")
+            raise request_errors.unsupported_parameter(name, reason)
         forced = sampling.values.get(FORCED, self._forced_token_id)
         first = [self._start_token_id, *([] if forced is None else [forced])]
         data = _bytes_of(token_ids)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmstack_llm.model.generation_config import read_generation_config, sampling_defaults
+from llmstack_llm.model.beam_defaults import BeamDefaults, beam_defaults
+from llmstack_llm.model.generation_config import chosen_file, read_generation_config, sampling_defaults
 from llmstack_llm.model.pooling_config import PoolingConfig, load_pooling_config, override_pooling_config
 from llmstack_llm.model.special_ids import special_ids
 from llmstack_llm.model.tokenizer_files import converted_folder
 from llmstack_llm.model.use import ModelUse
 from llmstack_types import LLMStackError, PoolingType, SamplingParams
+
+if TYPE_CHECKING:
+    from llmstack_model_files import FileForm
 
 _NOTHING: Mapping[str, Any] = {}
 # Where each architecture writes its number of positions; the first key that is there counts.
@@ -44,6 +48,7 @@ class ModelConfig:
         dtype: As asked for; `auto` is the checkpoint's.
         checkpoint_dtype: The type that `config.json` names; None where it names none.
         default_sampling: Field of `SamplingParams` to the default, the model's own or one given in its place.
+        beam_defaults: Of beam searches, beside these.
         hf_config: All of `config.json`.
         pooling: The pooling that a folder of sentence-transformers declares, or a `pooler_config` in its place.
         use: The abilities of the model that are offered.
@@ -63,6 +68,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    beam_defaults: BeamDefaults = field(default_factory=BeamDefaults)
     hf_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
     use: ModelUse = field(default_factory=ModelUse)
@@ -125,30 +131,34 @@ def load_model_config(
     use: ModelUse | None = None,
     pooler_config: Mapping[str, object] | None = None,
     mmproj: str | None = None,
+    file_form: FileForm | None = None,
 ) -> ModelConfig:
     """Resolves the folders and reads their configurations.
 
     `generation_config`, `override_generation_config`: See `sampling_defaults`.
     `hf_overrides`: Values in place of those in `config.json`; objects are merged.
     `max_logprobs`: -1 allows the whole vocabulary.
-    `mmproj`: See `resolve_model`.
+    `mmproj`, `file_form`: See `resolve_model`.
 
     Raises:
         ModelConfigError, GenerationConfigError: A needed fact is missing, or an option contradicts the model.
         ConversionError: The tokenizer is in a format that cannot be converted.
         ModelFilesError: A folder or file is missing or unreadable.
     """
-    from llmstack_model_files import read_model_config, resolve_model
+    from llmstack_model_files import ANY_FORM, read_model_config, resolve_model
 
-    path = resolve_model(model, revision, mmproj)
+    form = file_form or ANY_FORM
+    path = resolve_model(model, revision, mmproj, form)
     other = None if tokenizer == model else tokenizer
     folder = path if other is None or skip_tokenizer_init else _tokenizer_folder(other, tokenizer_revision)
-    tokenizer_path = None if skip_tokenizer_init else converted_folder(folder)
+    tokenizer_path = None if skip_tokenizer_init else converted_folder(folder, form.tokenizer)
     config = read_model_config(path, hf_overrides)
     architecture = _architecture(config)
     text_config = _text_config(config)
     generation, vocab_size = read_generation_config(path), _vocab_size(text_config)
     num_positions = _num_positions(text_config)
+    # As in transformers, what counts for beams is in the first file, unless there is none.
+    of_beams = chosen_file(generation or text_config, generation_config)
     pooling = override_pooling_config(load_pooling_config(path), pooler_config or {})
     return ModelConfig(
         model=model,
@@ -164,6 +174,7 @@ def load_model_config(
         eos_token_ids=special_ids("eos_token_id", generation, text_config, tokenizer_path),
         bos_token_id=next(iter(special_ids("bos_token_id", generation, text_config, tokenizer_path)), None),
         default_sampling=sampling_defaults(generation, generation_config, override_generation_config),
+        beam_defaults=beam_defaults(of_beams, is_speech=config.get("model_type") == "whisper"),
         hf_config=config,
         pooling=pooling,
         use=use or ModelUse(),
@@ -187,7 +198,7 @@ def _architecture(config: Mapping[str, object]) -> str:
     return architectures[0]
 
 
-def _text_config(config: Mapping[str, object]) -> Mapping[str, Any]:
+def _text_config(config: Mapping[str, object]) -> Mapping[str, object]:
     found = config.get("text_config") or config
     if not isinstance(found, Mapping):
         raise ModelConfigError("config.json: 'text_config' must be an object")

@@ -34,8 +34,10 @@ def draft_model_fields(speculative: Mapping[str, Any] | None, served: ModelConfi
         return {"draft_model_path": str(resolve_model(name, speculative.get("revision"))),
                 "draft_max_model_len": min(served.max_model_len, limit)}  # fmt: skip
     draft = load_model_config(name, revision=speculative.get("revision"), skip_tokenizer_init=True)
-    if "eagle" in draft.architecture.lower() or "medusa" in draft.architecture.lower():
-        raise ModelConfigError(f"speculative_config: {name} is a draft head: set method to eagle, eagle3 or medusa")
+    if any(kind in draft.architecture.lower() for kind in ("eagle", "medusa", "dflash")):
+        raise ModelConfigError(
+            f"speculative_config: {name} is a draft head: set method to eagle, eagle3, medusa or dflash"
+        )
     if draft.vocab_size != served.vocab_size:
         raise ModelConfigError(
             f"speculative_config: the draft model {name} has a vocabulary of {draft.vocab_size} tokens, and "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from llmstack_types import LLMStackError
 
@@ -31,14 +30,16 @@ class GenerationConfigError(LLMStackError, ValueError):
     """The option cannot be used; the text names it in one sentence."""
 
 
-def read_generation_config(folder: Path) -> Mapping[str, Any]:
+def read_generation_config(folder: Path) -> Mapping[str, object]:
     """The file of a model's folder; empty where it has none."""
     from llmstack_model_files import read_json
 
     return read_json(folder, FILE_NAME, required=False) or {}
 
 
-def sampling_defaults(generation: Mapping[str, object], source: str, overrides: Mapping[str, object]) -> dict[str, Any]:
+def sampling_defaults(
+    generation: Mapping[str, object], source: str, overrides: Mapping[str, object]
+) -> dict[str, object]:
     """Field of `SamplingParams` to its default.
 
     `generation`: The model's own file.
@@ -48,7 +49,7 @@ def sampling_defaults(generation: Mapping[str, object], source: str, overrides: 
     Raises:
         GenerationConfigError: There is no such folder, or a key that is no sampling default.
     """
-    found = _of_file(_chosen(generation, source))
+    found = _of_file(chosen_file(generation, source))
     if found:
         listed = ", ".join(f"{name}={value}" for name, value in found.items())
         logger.warning(
@@ -65,7 +66,8 @@ def _origin(generation: Mapping[str, object], source: str) -> str:
     return f"the registration of {name}" if isinstance(name, str) else f"the model's {FILE_NAME}"
 
 
-def _chosen(generation: Mapping[str, object], source: str) -> Mapping[str, Any]:
+def chosen_file(generation: Mapping[str, object], source: str) -> Mapping[str, object]:
+    """The keys of the file that counts; see `sampling_defaults` for the arguments and errors."""
     if source == "auto":
         return generation
     if source == "vllm":
@@ -78,11 +80,11 @@ def _chosen(generation: Mapping[str, object], source: str) -> Mapping[str, Any]:
     return read_generation_config(folder)
 
 
-def _of_file(generation: Mapping[str, object]) -> dict[str, Any]:
+def _of_file(generation: Mapping[str, object]) -> dict[str, object]:
     return {key: generation[key] for key in _SAMPLING_DEFAULTS if _is_number(generation.get(key))}
 
 
-def _checked(overrides: Mapping[str, object]) -> dict[str, Any]:
+def _checked(overrides: Mapping[str, object]) -> dict[str, object]:
     for key, value in overrides.items():
         if key not in (*_NUMBERS, *_SWITCHES):
             known = ", ".join((*_NUMBERS, *_SWITCHES))
@@ -100,7 +102,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _renamed(defaults: dict[str, Any]) -> dict[str, Any]:
+def _renamed(defaults: dict[str, object]) -> dict[str, object]:
     if "max_new_tokens" in defaults:
         defaults["max_tokens"] = defaults.pop("max_new_tokens")
     return defaults

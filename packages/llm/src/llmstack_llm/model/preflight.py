@@ -37,6 +37,24 @@ def check_model_runs(config: EngineConfig) -> None:
         raise ModelConfigError("\n".join(problems))
 
 
+def least_memory(config: EngineConfig) -> tuple[int, int, int]:
+    """Lower bounds in bytes: of a model's processes, of its weights as they are loaded, of the keys of a token.
+
+    Zeros for other runners than ours, which say nothing of it.
+
+    Raises:
+        ModelFilesError: Files of the model cannot be read.
+    """
+    if config.runner not in _CHECKED_RUNNERS:
+        return 0, 0, 0
+    try:
+        checks = importlib.import_module(_RUNNER_CHECKS)
+    except ImportError:
+        return 0, 0, 0
+    process_bytes, weight_bytes, token_bytes = checks.least_memory(config.model)
+    return int(process_bytes), int(weight_bytes), int(token_bytes)
+
+
 def find_memory_problem(config: EngineConfig) -> str:
     """Why another engine core does not fit into the memory that is free now; empty where it may.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ def special_ids(
     return tuple(dict.fromkeys(_resolved(key, values, known)))
 
 
-def _resolved(key: str, values: list[Any], known: Mapping[str, int]) -> Iterator[int]:
+def _resolved(key: str, values: list[object], known: Mapping[str, int]) -> Iterator[int]:
     for value in values:
         if type(value) is int and value >= 0:
             yield value

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from llmstack_llm.outputs.request_output import CompletionOutput, Logprob, RequestOutput
-from llmstack_types import RequestOutputKind, SamplingParams
+from llmstack_types import RequestOutputKind
 
 PARAM_NAMES: Mapping[str, str] = {"n": "beam_width"}
 """Fields of `SamplingParams` that are called otherwise here."""
+PARAM_FIELDS: Mapping[str, str] = {name: field for field, name in PARAM_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class BeamSearchParams:
         temperature: 0 or 1; a search draws nothing.
         length_penalty: A sequence's score is its log-probability divided by its generated length to this power.
         early_stopping: When the search ends: see `SamplingParams`.
+
+    What has no field here, such as `no_repeat_ngram_size`, is as the model's `generation_config.json` says.
     """
 
     beam_width: int
@@ -31,20 +34,10 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
     early_stopping: bool | str = False
 
-    def to_sampling_params(self) -> SamplingParams:
-        """The same as the engine takes it."""
-        return SamplingParams(
-            n=self.beam_width,
-            use_beam_search=True,
-            max_tokens=self.max_tokens,
-            ignore_eos=self.ignore_eos,
-            temperature=self.temperature,
-            length_penalty=self.length_penalty,
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            early_stopping=self.early_stopping,
-            logprobs=0,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+    def to_fields(self) -> dict[str, object]:
+        """Fields of `SamplingParams`, still to be checked; the model's defaults count for all others."""
+        own = {PARAM_FIELDS.get(one.name, one.name): getattr(self, one.name) for one in fields(self)}
+        return own | {"use_beam_search": True, "logprobs": 0, "output_kind": RequestOutputKind.FINAL_ONLY}
 
 
 @dataclass(slots=True)

@@ -59,11 +59,11 @@ def served_name(given: dict[str, Any]) -> str:
     return names if isinstance(names, str) else str(names[0])
 
 
-def _with_first_names(given: Mapping[str, object]) -> dict[str, Any]:
+def _with_first_names(given: Mapping[str, object]) -> dict[str, object]:
     """Keywords under the first name of their option, such as `pooler_config` for `override_pooler_config`."""
     options = options_of(EngineArgs)
     firsts = {_keyword(flag): option.key for option in options for flag in option.declared.also}
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     for name, value in given.items():
         first = firsts.get(name, name)
         if value is not None and named.get(first, value) != value:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import LoRARequests
 from llmstack_llm.admission.rules import check_sleep_level
-from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, given_fields
+from llmstack_llm.admission.sampling import CheckedSampling, GivenSampling, check_sampling, given_fields
 from llmstack_llm.chat.renderers import ChatRenderers
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.chat.template_files import find_chat_template
@@ -214,18 +214,16 @@ class LLM(OfflinePooling):
         Raises:
             InvalidRequestError: A prompt or its parameters are wrong; nothing is computed then.
         """
-        processor = self.llm_engine.input_processor
-        processor.media.check_beams(BEAM_PARAM_NAMES)
-        sampling = processor.check_params(params.to_sampling_params(), BEAM_PARAM_NAMES)
+        engine, admit = self.llm_engine, self.llm_engine.input_processor.admit
+        sampling = engine.input_processor.check_sampling(GivenSampling(params.to_fields(), BEAM_PARAM_NAMES))
         all_prompts = prompt_list(prompts)
-        adapters = self.llm_engine.resolve_adapters(lora_request, len(all_prompts))
+        adapters = engine.resolve_adapters(lora_request, len(all_prompts))
         admitted = [
-            dataclasses.replace(processor.admit(prompt, sampling, param=f"prompts[{index}]"), adapter=adapter)
-            for index, (prompt, adapter) in enumerate(zip(all_prompts, adapters, strict=True))
+            engine.adapters.adapted(admit(prompt, sampling, param=f"prompts[{index}]"), adapter)
+            for index, (prompt, adapter) in enumerate(zip(self._read(all_prompts), adapters, strict=True))
         ]
-        return [
-            to_beam_search_output(output, self._prompt_text(output)) for output in self._complete(admitted, use_tqdm)
-        ]
+        outputs = self._complete(admitted, use_tqdm)
+        return [to_beam_search_output(output, self._prompt_text(output)) for output in outputs]
 
     def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer; raises InvalidRequestError where there is none."""
@@ -364,8 +362,7 @@ class LLM(OfflinePooling):
         for one in params:
             if id(one) not in checked:
                 checked[id(one)] = self._check(one)
-        admit, tokenizer = engine.input_processor.admit, engine.tokenizer
-        all_prompts = [engine.media.read(one, tokenizer, f"prompts[{index}]") for index, one in enumerate(all_prompts)]
+        admit, all_prompts = engine.input_processor.admit, self._read(all_prompts)
         return [
             engine.adapters.adapted(
                 admit(prompt, sampling, param=f"prompts[{index}]", default_max_tokens=default_max_tokens), adapter
@@ -374,6 +371,10 @@ class LLM(OfflinePooling):
                 zip(all_prompts, (checked[id(one)] for one in params), adapters, strict=True)
             )
         ]
+
+    def _read(self, prompts: Sequence[PromptInput]) -> list[PromptInput]:
+        media, tokenizer = self.llm_engine.media, self.llm_engine.tokenizer
+        return [media.read(one, tokenizer, f"prompts[{index}]") for index, one in enumerate(prompts)]
 
     def _check(self, params: SamplingParams) -> tuple[CheckedSampling, int | None]:
         """Checked parameters whose outputs come at the end, and their `max_tokens` where that is the default."""

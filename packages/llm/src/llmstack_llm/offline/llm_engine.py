@@ -6,7 +6,7 @@ import itertools
 import logging
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry, LoRARequest
@@ -109,7 +109,7 @@ class LLMEngine:
             raise request_errors.unsupported_value("prompt", "there is no tokenizer (skip_tokenizer_init)")
         return OfflineTokenizer(self.tokenizer, self._render)
 
-    def _render(self, *arguments: Any, **options: Any) -> list[RenderedPrompt]:
+    def _render(self, *arguments: object, **options: object) -> list[RenderedPrompt]:
         render = self.renderer()
         if render is None:
             raise request_errors.unsupported_value("messages", "conversations are rendered by an LLM, which is gone")
@@ -142,7 +142,7 @@ class LLMEngine:
         check_model_runs(engine_config)
         tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
         chat_template = load_chat_template(
-            model_config, tokenizer, args.chat_template
+            model_config, tokenizer, args.prompt_template
         )  # refused before anything is built
         client: SyncEngineCoreClient = (
             SyncMPClient(engine_config) if multiprocess else InprocClient(engine_config, event_hooks)

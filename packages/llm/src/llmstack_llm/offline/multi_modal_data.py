@@ -1,4 +1,4 @@
-"""What a caller gives as `multi_modal_data`: files, pictures, samples, as parts."""
+"""Values of `multi_modal_data` as parts: files, pictures, samples."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def priority_list(priority: Sequence[int] | None, num_prompts: int) -> list[int]
 class _Progress:
     """Counts prompts; shows tokens per second of both directions beside the bar."""
 
-    def __init__(self, bar: tqdm[Any]) -> None:
+    def __init__(self, bar: tqdm[object]) -> None:
         self._bar = bar
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from llmstack_llm.requests import RenderedPrompt
 from llmstack_llm.text.tokenizer import Tokenizer
@@ -19,7 +18,7 @@ class OfflineTokenizer(Tokenizer):
         self.__dict__.update(tokenizer.__dict__)
         self._render = render
 
-    def __call__(self, text: str | Sequence[str], *, add_special_tokens: bool = True) -> dict[str, Any]:
+    def __call__(self, text: str | Sequence[str], *, add_special_tokens: bool = True) -> dict[str, object]:
         """`input_ids` and `attention_mask` of a text, or a list of each for several texts, without padding."""
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens=add_special_tokens)
@@ -43,14 +42,14 @@ class OfflineTokenizer(Tokenizer):
 
     def apply_chat_template(
         self,
-        conversation: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        conversation: Sequence[Mapping[str, object]] | Sequence[Sequence[Mapping[str, object]]],
         tools: Sequence[Mapping[str, object]] | None = None,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         tokenize: bool = True,
-        **template_kwargs: Any,
+        **template_kwargs: object,
     ) -> str | list[int] | list[str] | list[list[int]]:
         """The prompt of a conversation, as token ids or as text; a list of them for several conversations.
 

@@ -90,11 +90,14 @@ def default_text(option: Option) -> str:
     return f"{default:g}" if isinstance(default, float) else as_text(default)
 
 
+_BASE_TO_WORD: Mapping[type, str] = {int: "N", dict: "JSON"}
+
+
 def value_text(option: Option) -> str:
     """The placeholder of the value in help: its choices, or a word."""
     if option.choices and not option.type.is_list:
         return "{" + ",".join(option.choices) + "}"
-    return option.declared.metavar or option.key.rpartition("_")[2].upper()
+    return option.declared.metavar or _BASE_TO_WORD.get(option.type.base) or option.key.rpartition("_")[2].upper()
 
 
 def _add_flags(group: argparse._ArgumentGroup, option: Option) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from llmstack_llm.options.problem import OptionsError, Problem, values_problems
 from llmstack_llm.options.value_type import ValueType, value_type, wrong_choice
-from llmstack_types.options import REQUIRED, SAME_DEFAULT, Declaration, declaration_of, range_problem
+from llmstack_types.options import OWN_NAME, REQUIRED, SAME_DEFAULT, Declaration, declaration_of, range_problem
 
 ENVIRONMENT_PREFIX = "LLMSTACK_"
 
@@ -274,6 +274,8 @@ def _heir_of(owner: type[Any], group: type[Any]) -> type[Any]:
 
 
 def _read_option(entry: dataclasses.Field[Any], declared: Declaration, owner: type[Any], heir: type[Any]) -> Option:
+    if declared.flag == OWN_NAME:
+        declared = declared._replace(flag=f"--{entry.name.replace('_', '-')}")
     key = declared.flag.removeprefix("--").replace("-", "_") or entry.name
     variable = (ENVIRONMENT_PREFIX + key.upper(),) if declared.flag else ()
     return Option(

@@ -20,7 +20,11 @@ _KV_ELSEWHERE = ForeignFlag(
     "--kv-cache-dir DIR keeps cached prefixes on disk; --num-host-blocks N swaps preempted requests to host memory",
     _OFF,
 )
-_STATE_SPACE = ForeignFlag("state space models are not supported", ("auto", "none", *_OFF))
+_STATE_BLOCKS = ForeignFlag("states are kept at ends of blocks, whose size is --block-size", _OFF)
+_STATE_TYPE = ForeignFlag(
+    "states of recurrences are float32, and those of convolutions have the type of the model", ("auto", "float32")
+)
+_REPLAYED = ForeignFlag("states are stored, not computed again from stored inputs", ("auto", "none", *_OFF))
 _OWN_CLASSES = ForeignFlag(
     "classes of the engine cannot be replaced; --middleware and --logits-processors add custom code"
 )
@@ -47,7 +51,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--cohere-is-reasoning-model": ForeignFlag(
         "there is no route in the form of Cohere's chats", _ALWAYS, is_switch=True
     ),
-    "--config-format": ForeignFlag("the configuration is always read from config.json", ("auto", "hf")),
     "--cpu-distributed-timeout-seconds": ForeignFlag("use --distributed-timeout-seconds", _OFF),
     "--cpu-offload-gb": _OFFLOADING,
     "--cpu-offload-params": _OFFLOADING,
@@ -73,7 +76,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--enable-layerwise-nvtx-tracing": ForeignFlag("use --trace or --profiler-config", _OFF),
     "--enable-logging-iteration-details": _STATISTICS,
     "--enable-lora-bias": _ADAPTERS,
-    "--enable-mamba-cache-stochastic-rounding": _STATE_SPACE,
+    "--enable-mamba-cache-stochastic-rounding": ForeignFlag("states are not rounded", _OFF),
     "--enable-mfu-metrics": _STATISTICS,
     "--enable-mixed-moe-lora-format": _ADAPTERS,
     "--enable-moe-shared-loras": _ADAPTERS,
@@ -114,10 +117,10 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--long-lora-scaling-factors": _ADAPTERS,
     "--lora-dtype": _ADAPTER_TYPE,
     "--lora-target-modules": _ADAPTERS,
-    "--mamba-block-size": _STATE_SPACE,
-    "--mamba-cache-dtype": _STATE_SPACE,
-    "--mamba-cache-philox-rounds": _STATE_SPACE,
-    "--mamba-ssm-cache-dtype": _STATE_SPACE,
+    "--mamba-block-size": _STATE_BLOCKS,
+    "--mamba-cache-dtype": ForeignFlag(_STATE_TYPE.reason, ("auto",)),
+    "--mamba-cache-philox-rounds": ForeignFlag("states are not rounded", _OFF),
+    "--mamba-ssm-cache-dtype": _STATE_TYPE,
     "--max-lora-cls-labels": _ADAPTERS,
     "--max-prompt-adapter-token": _ADAPTERS,
     "--max-prompt-adapters": _ADAPTERS,
@@ -151,7 +154,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--ray-workers-use-nsight": ForeignFlag("use --profiler-config", _OFF),
     "--reasoning-config": ForeignFlag("use --reasoning-parser, which knows the tags of its format"),
     "--reasoning-effort-map": ForeignFlag("use --default-chat-template-kwargs"),
-    "--replayssm-buffer-len": _STATE_SPACE,
+    "--replayssm-buffer-len": _REPLAYED,
     "--return-sampling-mask": ForeignFlag("answers carry tokens and log-probabilities only", _OFF),
     "--scheduler-cls": _OWN_CLASSES,
     "--sleep-mode-backend": _SLEEP,
@@ -164,21 +167,16 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--speculative-max-model-len": _DRAFTS,
     "--speculative-model-quantization": _DRAFTS,
     "--sse-keep-alive-interval": ForeignFlag("streams without news carry a comment at a fixed interval", ("0",)),
-    "--tokenizer-mode": ForeignFlag(
-        "prompts are made by the repository's tokenizer and a chat template; where the repository has no template, "
-        "--chat-template FILE gives one",
-        ("auto", "hf"),
-    ),
     "--tool-server": ForeignFlag("tools run on clients, not on this server"),
     "--tool-strict-level": ForeignFlag("requests say by 'strict' which functions are held to their schemas", ("auto",)),
     "--trust-request-mm-kwargs": _MEDIA,
     "--use-fp64-gumbel": ForeignFlag("tokens are drawn from float32 logits", _OFF),
-    "--use-replayssm": _STATE_SPACE,
+    "--use-replayssm": _REPLAYED,
     "--video-pruning-method": _MEDIA,
     "--video-pruning-rate": _MEDIA,
     "--watchdog-config": ForeignFlag("use --stuck-request-timeout"),
     "--watermark-config": ForeignFlag("text is not watermarked"),
-    "--weight-transfer-config": ForeignFlag("use --reload-models, whose weights POST /v1/reload exchanges"),
+    "--weight-transfer-config": ForeignFlag("use --weight-update-dir, below which POST /update_weights takes weights"),
     "--worker-cls": _OWN_CLASSES,
     "--worker-use-ray": _RAY,
     "--worker-extension-cls": _OWN_CLASSES,

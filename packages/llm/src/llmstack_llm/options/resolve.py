@@ -23,10 +23,15 @@ _Group = TypeVar("_Group", bound=OptionGroup)
 
 
 class ConfigFile(NamedTuple):
-    """A file of options as it was read: flag such as `--port`, or `--x.key` for a key of JSON, to its value."""
+    """A file of options as it was read: flag such as `--port`, or `--x.key` for a key of JSON, to its value.
+
+    Attributes:
+        flag: The option that names the file, for sentences.
+    """
 
     path: str
     flag_to_value: Mapping[str, Any]
+    flag: str = "--config"
 
 
 class Setting(NamedTuple):
@@ -116,7 +121,9 @@ class Settings:
 
     def to_plain(self) -> dict[str, Any]:
         """Key to value and source, for another process; secrets are among them."""
-        plain: dict[str, Any] = {key: [setting.value, setting.source] for key, setting in self._key_to_setting.items()}
+        plain: dict[str, object] = {
+            key: [setting.value, setting.source] for key, setting in self._key_to_setting.items()
+        }
         return plain | {_ACCEPTED: [[flag.flag, flag.value, flag.source, flag.reason] for flag in self.accepted]}
 
     @classmethod
@@ -246,15 +253,15 @@ def _file_values(
         return {}
     flag_to_option = {flag: option for option in options for flag in (*option.flags, *option.negative_flags)}
     found: dict[str, tuple[str, str, list[str]]] = {}
-    source = f"--config {os.path.basename(file.path)}"
+    source = f"{file.flag} {os.path.basename(file.path)}"
     for flag, value in _joined(file.flag_to_value).items():
         key = flag.removeprefix("--")
-        where = f"--config {file.path}: {key}"
+        where = f"{file.flag} {file.path}: {key}"
         option = flag_to_option.get(flag)
         if option is None and foreign.read(where, flag, as_text(value), source):
             continue
         if option is None or option.key == "config":
-            foreign.problems.append(f"--config {file.path}: unknown key '{key}'{_nearest(key, flag_to_option)}")
+            foreign.problems.append(f"{file.flag} {file.path}: unknown key '{key}'{_nearest(key, flag_to_option)}")
         elif value is not None:
             negated = flag in option.negative_flags
             if not (negated and value is False):

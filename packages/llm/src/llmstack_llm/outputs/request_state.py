@@ -21,7 +21,6 @@ from llmstack_types import (
     KVTransferParams,
     RequestOutputKind,
     RequestStatus,
-    StepPhases,
     TokenLogprobs,
 )
 
@@ -63,6 +62,7 @@ def split(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
         yield part._replace(new_token_ids=[token_id], logprobs=logprobs)
 
 
+@dataclasses.dataclass(slots=True)
 class StepTimes:
     """The time of all steps so far, in seconds.
 
@@ -71,14 +71,8 @@ class StepTimes:
         model_s: Computing them.
     """
 
-    def __init__(self) -> None:
-        self.scheduler_s = 0.0
-        self.model_s = 0.0
-
-    def add(self, phases: StepPhases) -> None:
-        """Adds the times of one step."""
-        self.scheduler_s += phases.schedule_s + phases.update_s
-        self.model_s += phases.execute_s
+    scheduler_s: float = 0.0
+    model_s: float = 0.0
 
 
 class RequestState:
@@ -91,6 +85,8 @@ class RequestState:
         completion_ids: Engine request ids of its completions, by index.
         max_num_generation_tokens: Tokens of the longest of its completions that have ended.
         engines: The engine cores that its outputs came from, in order; empty where none can be exchanged.
+        step_times: The times of all steps so far.
+        begin_s: What these were when the first of its completions got a place in a step.
     """
 
     def __init__(
@@ -125,8 +121,8 @@ class RequestState:
         self.kv_transfer: KVTransferParams | None = None
         self.max_num_generation_tokens = 0
         self.engines: tuple[EngineReady, ...] = ()
-        self._step_times = step_times or StepTimes()
-        self._scheduler_base_s = self._model_base_s = 0.0
+        self.step_times = step_times or StepTimes()
+        self.begin_s = StepTimes()
         self._prompt_index = prompt_index
         self.finished_completions: dict[int, CompletionOutput] = {}
 
@@ -144,8 +140,8 @@ class RequestState:
             num_dropped_tokens = _num_tokens(every) - _num_tokens(completions)
         is_delta = self.output_kind is RequestOutputKind.DELTA
         if self.num_unfinished == 0:
-            self.metrics.scheduler_time_s = self._step_times.scheduler_s - self._scheduler_base_s
-            self.metrics.model_time_s = self._step_times.model_s - self._model_base_s
+            self.metrics.scheduler_time_s = self.step_times.scheduler_s - self.begin_s.scheduler_s
+            self.metrics.model_time_s = self.step_times.model_s - self.begin_s.model_s
         prompt_logprobs = self.prompt_logprobs if not is_delta or self.has_new_prompt_logprobs else None
         self.has_new_prompt_logprobs = False
         self.collector.put(
@@ -172,13 +168,6 @@ class RequestState:
         """When something last happened to it."""
         metrics = self.metrics
         return max(metrics.arrival_time_s, metrics.scheduled_time_s or 0.0, metrics.last_token_time_s or 0.0)
-
-    def note_scheduled(self, time_s: float) -> None:
-        """The first of its completions got a place in a step."""
-        if self.metrics.scheduled_time_s is None:
-            self.metrics.scheduled_time_s = time_s
-            self._scheduler_base_s = self._step_times.scheduler_s
-            self._model_base_s = self._step_times.model_s
 
     def note_engine(self, engine: EngineReady) -> None:
         """An output has come from this engine core."""
@@ -255,7 +244,9 @@ class CompletionState:
         if status is RequestStatus.RUNNING:
             if self.scheduled_time_s is None:
                 self.scheduled_time_s = time_s
-                parent.note_scheduled(time_s)
+                if parent.metrics.scheduled_time_s is None:
+                    parent.metrics.scheduled_time_s = time_s
+                    parent.begin_s = dataclasses.replace(parent.step_times)
         elif status in (RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.YIELDED):
             self.num_preemptions += 1
             parent.metrics.num_preemptions += 1

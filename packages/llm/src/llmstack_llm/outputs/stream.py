@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from llmstack_llm.outputs.collector import RequestOutputCollector
 from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.requests import AdmittedRequest
 
 
-class GenerationStream:
+class GenerationStream(AsyncIterator[RequestOutput], AbstractAsyncContextManager["GenerationStream"]):
     """Outputs of the prompts that were submitted together; an asynchronous iterator and context manager.
 
     Closing it aborts what has not ended, so close it whenever the iteration may be left.
@@ -46,9 +46,6 @@ class GenerationStream:
         """
         self._collector.take = take
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> RequestOutput:
         """The next output.
 
@@ -71,9 +68,6 @@ class GenerationStream:
             self._num_unfinished = 0
             self._abort(self._request_ids)
             self._collector.close(self._request_ids)
-
-    async def __aenter__(self) -> Self:
-        return self
 
     __aexit__ = aclose
 

@@ -100,7 +100,7 @@ _Output = TypeVar("_Output")
 
 @dataclass(slots=True)
 class _TaskRequestOutput(Generic[_Output]):
-    """The same with the numbers as one task means them."""
+    """Output of a pooling request, with the result in the form of one task."""
 
     request_id: str
     prompt: str | None

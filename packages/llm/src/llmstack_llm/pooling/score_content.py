@@ -80,7 +80,7 @@ def read_score_text(value: object, param: str, expected: str = "a string") -> Sc
     return ScoreContent(parts, content, param)
 
 
-def _read(param: str, part: object) -> Mapping[str, Any] | MediaPart:
+def _read(param: str, part: object) -> Mapping[str, object] | MediaPart:
     if not isinstance(part, Mapping):
         raise request_errors.invalid_type(param, "an object", part)
     if part.get("type") != "text" and (part.get("type") in MEDIA_TYPES or "type" not in part):

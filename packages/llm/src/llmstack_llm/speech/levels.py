@@ -1,4 +1,4 @@
-"""Where there is sound in a file, and where it can be cut: at its quietest places."""
+"""Loudness along a file: parts with sound, and quiet places for cuts."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def read_sound_prompt(prompt: Mapping[str, object], tokenizer: Tokenizer | None,
     return SoundPrompt(text, tokenizer.encode(text, add_special_tokens=False), samples, rate)
 
 
-def _divided(prompt: Mapping[str, object], param: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _divided(prompt: Mapping[str, object], param: str) -> tuple[Mapping[str, object], Mapping[str, object]]:
     """What has the sound, and what has the tokens; both the prompt itself where it is not divided."""
     if all(prompt.get(key) is None for key in _PAIR_KEYS):
         return prompt, prompt
@@ -95,7 +95,7 @@ def _refuse_others(prompt: Mapping[str, object], known: tuple[str, ...], param: 
             raise request_errors.unsupported_parameter(f"{param}.{name}", f"a prompt with sound has no '{name}'")
 
 
-def _read_sound(data: object, param: str) -> tuple[Any, int | None]:
+def _read_sound(data: object, param: str) -> tuple[object, int | None]:
     if not isinstance(data, Mapping) or data.get("audio") is None:
         raise request_errors.invalid_type(param, "a dict such as {'audio': (array, rate)}", data)
     for kind in data:

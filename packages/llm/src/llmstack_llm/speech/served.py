@@ -1,4 +1,4 @@
-"""What doors ask of a model that transcribes: windows, prompts, languages.
+"""Interface of a model that transcribes: windows, prompts, languages.
 
 A door cuts sound into windows, and has one request for each:
 
@@ -40,6 +40,7 @@ from llmstack_llm.requests import RenderedPrompt
 from llmstack_llm.speech.sound import LiveSound, Sound
 from llmstack_llm.speech.words import TimedToken, Word, words_of
 from llmstack_types import EngineStartError, PoolingParams, PoolingTask
+from llmstack_types.lifecycle import AsyncClosing
 
 if TYPE_CHECKING:
     from llmstack_model_files import SpeechTokens
@@ -97,7 +98,7 @@ class SpeechCounts:
     session_s: float = 0.0
 
 
-class SoundOpener(Protocol):
+class SoundOpener(AsyncClosing, Protocol):
     """Sound files as one channel at the model's rate, as `llmstack_media` decodes them."""
 
     @property
@@ -138,10 +139,6 @@ class SoundOpener(Protocol):
 
     async def start(self) -> None:
         """Starts the process that decodes, for which the first file would wait."""
-        ...
-
-    async def shutdown(self) -> None:
-        """Ends the children that decode. Idempotent."""
         ...
 
 

@@ -27,6 +27,8 @@ from llmstack_types import PoolingParams, RequestOutputKind, ServerOverloadedErr
 
 ResultT = TypeVar("ResultT")
 LADDER: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_OF_BEAMS: Final = ("use_beam_search", "n", "length_penalty")
+"""Fields of the first try alone: another one is drawn, and a beam search draws nothing."""
 _MAX_COMPRESSION_RATIO: Final = 2.4
 _MIN_LOGPROB: Final = -1.0
 MAX_NO_SPEECH: Final = 0.6
@@ -281,6 +283,8 @@ class Transcriber:
         before = [*self._previous, *previous]
         prompt = self._speech.prompt(window, language=language, task=self._asked.task, previous=before)
         sampling = {"logprobs": 0, **self._asked.sampling, "temperature": temperature}
+        if temperature and self._asked.temperature is None:
+            sampling = {name: value for name, value in sampling.items() if name not in _OF_BEAMS}
         if max_tokens is not None:
             sampling["max_tokens"] = min(max_tokens, sampling.get("max_tokens") or max_tokens)
         output = await self._run(prompt, sampling)

@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from llmstack_llm.text.token_bytes import TokenBytes
-
 if TYPE_CHECKING:
     import tokenizers
 
     from llmstack_llm.text.tokenizer import Tokenizer
+    from llmstack_model_files.token_bytes import TokenBytes
 
 BROKEN = "\ufffd"
 _NO_IDS: frozenset[int] = frozenset()

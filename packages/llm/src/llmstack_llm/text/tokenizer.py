@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import tokenizers
 from tokenizers import AddedToken
 
 from llmstack_llm.text.expansion import find_expansion_problem
-from llmstack_llm.text.token_bytes import TokenBytes, token_bytes_of
 from llmstack_llm.text.word_piece import content_of, is_word_piece, word_piece_tokenizer
+from llmstack_model_files.token_bytes import TokenBytes, token_bytes_of
 from llmstack_types import InvalidRequestError, LLMStackError
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ MAX_CHARS_ON_LOOP = 8192
 """Longer texts are tokenized in a thread, so that other streams continue; this many take about 2 ms."""
 
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
+_BETWEEN_BARS = re.compile(r"<?([|｜]).+\1>?")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -39,6 +41,7 @@ class Tokenizer:
         named_tokens: `bos_token`, `eos_token` and so on, as chat templates know them.
         special_tokens: Content to id of every special token.
         special_token_ids: Their ids.
+        control_tokens: Content to id of these, and of others that look like them, as DeepSeek's `<｜User｜>` does.
         token_bytes: Token id to bytes; None where the decoder is of a kind that has no such table.
     """
 
@@ -52,7 +55,14 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
         self.special_token_ids = frozenset(self.special_tokens.values())
-        self.token_bytes: TokenBytes | None = token_bytes_of(backend)
+        self.control_tokens = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or _BETWEEN_BARS.fullmatch(token.content)
+        }
+        # The library gives a decoder's settings in no other way; serialising the tokenizer takes 50 times the time.
+        decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
+        self.token_bytes: TokenBytes | None = token_bytes_of(decoder, backend.id_to_token, backend.token_to_id)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -85,8 +95,21 @@ class Tokenizer:
         backend.encode_special_tokens = True
         return backend
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    @functools.cached_property
+    def _without_controls(self) -> tokenizers.Tokenizer:
+        """A backend as `plain`, which reads all control tokens as ordinary characters."""
+        unmarked = self.control_tokens.keys() - self.special_tokens.keys()
+        if not unmarked:
+            return self.plain
+        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        backend.encode_special_tokens = True
+        backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in sorted(unmarked)])
+        return backend
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, has_controls: bool = True) -> list[int]:
         """Token ids; with `add_special_tokens`, what the tokenizer's own post-processor adds (such as BOS) and no more.
+
+        Without `has_controls` no part of the text is a control token.
 
         Releases the interpreter lock, which the library's single `encode` does not: a thread may do this beside an
         event loop (measured: 1 MB takes 0.5 s, the loop waits 1 ms).
@@ -94,7 +117,8 @@ class Tokenizer:
         Raises:
             InvalidRequestError: An expression of the tokenizer needs too many steps for this text.
         """
-        return _encode(self.backend, [text], add_special_tokens=add_special_tokens)[0].ids
+        backend = self.backend if has_controls else self._without_controls
+        return _encode(backend, [text], add_special_tokens=add_special_tokens)[0].ids
 
     def num_special_tokens(self, *, is_pair: bool = False) -> int:
         """How many tokens the post-processor adds to one text, or to a pair."""
@@ -129,6 +153,10 @@ class Tokenizer:
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text in which nothing is a special token."""
         return _encode(self.plain, [text], add_special_tokens=False)[0].ids
+
+    def encode_uncontrolled(self, text: str) -> list[int]:
+        """Token ids of a text in which nothing is a control token."""
+        return _encode(self._without_controls, [text], add_special_tokens=False)[0].ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of token ids; ids without a token are left out."""

@@ -12,10 +12,12 @@ from llmstack_llm.model.tokenizer_files.sentencepiece import convert_sentencepie
 from llmstack_llm.model.tokenizer_files.source import (
     ConversionError,
     Format,
+    has_template,
     read_configuration,
     read_model,
     read_source,
 )
+from llmstack_llm.model.tokenizer_files.tekken_template import tekken_template
 from llmstack_llm.model.tokenizer_files.tiktoken import check_family, check_size, convert_tekken, convert_tiktoken
 from llmstack_model_files import ModelFilesError
 
@@ -25,14 +27,16 @@ _MAX_SECONDS = 120
 
 
 def convert(folder: Path, output: Path, file_format: Format, name: str) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`.
+    """Writes `tokenizer.json` and `tokenizer_config.json`, and a chat template where Mistral's tokenizer is alone.
+
+    `output`: Has the files beside the tokenizer that say how it is used.
 
     Raises:
         ConversionError: The file cannot be converted.
     """
     import tokenizers
 
-    config = read_configuration(folder)
+    config = read_configuration(output if file_format is Format.TEKKEN else folder)
     content = read_source(folder, name)
     if file_format is Format.TEKKEN:
         tokenizer, named = convert_tekken(content)
@@ -51,6 +55,8 @@ def convert(folder: Path, output: Path, file_format: Format, name: str) -> None:
     except BaseException as error:  # the library raises bare Exception, and a panic is not even that
         raise ConversionError(f"{name} is damaged: what it converts to is no tokenizer") from error
     config.pop("added_tokens_decoder", None)  # they are in the tokenizer
+    if file_format is Format.TEKKEN and not has_template(output) and (template := tekken_template(folder / name)):
+        (output / "chat_template.jinja").write_text(template, encoding="utf-8")
     (output / "tokenizer.json").write_text(text, encoding="utf-8")
     (output / "tokenizer_config.json").write_text(json.dumps({**named, **config}, ensure_ascii=False), encoding="utf-8")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmstack_gguf import bpe_model
 from llmstack_llm.model.tokenizer_files.source import MAX_TOKENS, ConversionError
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
@@ -21,7 +22,7 @@ def byte_level_parts(ranked: Sequence[bytes], first_id: int, pattern: str, *, co
         "normalizer": {"type": "NFC"} if composes else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, _BYTES]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": bpe({text: first_id + rank for text, rank in rank_of.items()}, merges_of(rank_of)) | {
+        "model": bpe_model({text: first_id + rank for text, rank in rank_of.items()}, merges_of(rank_of)) | {
             "ignore_merges": True
         },
     }  # fmt: skip
@@ -39,22 +40,6 @@ def merges_of(rank_of: Mapping[str, float]) -> list[list[str]]:
             raise ConversionError("the tokenizer's tokens have too many pairs")
     merges.sort(key=lambda merge: merge[:3])
     return [pair for *_, pair in merges]
-
-
-def bpe(vocab: Mapping[str, int], merges: list[list[str]]) -> dict[str, Any]:
-    """The model of a BPE."""
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": dict(vocab),
-        "merges": merges,
-    }
 
 
 def assembled(

@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from llmstack_gguf import bpe_model
 from llmstack_llm.model.tokenizer_files.added import named_token
-from llmstack_llm.model.tokenizer_files.parts import assembled, bpe, merges_of
+from llmstack_llm.model.tokenizer_files.parts import assembled, merges_of
 from llmstack_llm.model.tokenizer_files.proto import (
     BYTE,
     CONTROL,
@@ -67,8 +68,8 @@ def _extended(model: SentencePieceModel, added: Mapping[int, str]) -> list[Piece
     return pieces
 
 
-def _cleaning(model: SentencePieceModel) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = []
+def _cleaning(model: SentencePieceModel) -> dict[str, object]:
+    steps: list[dict[str, object]] = []
     if model.charsmap:
         steps += _mapping(base64.b64encode(model.charsmap).decode())
     if model.remove_extra_whitespaces:
@@ -82,7 +83,7 @@ def _cleaning(model: SentencePieceModel) -> dict[str, Any]:
     return {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": None}
 
 
-def _mapping(charsmap: str) -> list[dict[str, Any]]:
+def _mapping(charsmap: str) -> list[dict[str, object]]:
     """The steps of a map of characters.
 
     The library looks up clusters of at most 5 bytes as a whole, others character by character. So it composes less, and
@@ -91,7 +92,7 @@ def _mapping(charsmap: str) -> list[dict[str, Any]]:
     import tokenizers
 
     step = {"type": "Precompiled", "precompiled_charsmap": charsmap}
-    whole = assembled({"normalizer": step, "model": bpe({}, [])}, {}, frozenset(), None, None)
+    whole = assembled({"normalizer": step, "model": bpe_model({}, [])}, {}, frozenset(), None, None)
     try:
         normalizer = tokenizers.Tokenizer.from_str(json.dumps(whole)).normalizer
         joins_lines = normalizer.normalize_str("\r") == " "
@@ -106,7 +107,7 @@ def _mapping(charsmap: str) -> list[dict[str, Any]]:
     return steps
 
 
-def _first_prefix(parts: Mapping[str, Any]) -> dict[str, Any]:
+def _first_prefix(parts: Mapping[str, Any]) -> dict[str, object]:
     """The space in front of the whole text only, not behind each special token (`legacy` false in transformers).
 
     Each text between special tokens is normalized alone. A space in front of it is its own, and stands for the prefix
@@ -122,8 +123,8 @@ def _first_prefix(parts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _decoder(model: SentencePieceModel) -> dict[str, Any]:
-    decoders: list[dict[str, Any]] = [
+def _decoder(model: SentencePieceModel) -> dict[str, object]:
+    decoders: list[dict[str, object]] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
@@ -133,7 +134,7 @@ def _decoder(model: SentencePieceModel) -> dict[str, Any]:
     return {"decoder": {"type": "Sequence", "decoders": decoders}}
 
 
-def _model(model: SentencePieceModel, pieces: list[Piece]) -> dict[str, Any]:
+def _model(model: SentencePieceModel, pieces: list[Piece]) -> dict[str, object]:
     if model.model_type == UNIGRAM:
         return {
             "type": "Unigram",
@@ -143,7 +144,7 @@ def _model(model: SentencePieceModel, pieces: list[Piece]) -> dict[str, Any]:
         }
     rank_of = {piece.text: -piece.score for piece in model.pieces if piece.kind not in (CONTROL, UNKNOWN, BYTE)}
     vocab = {piece.text: index for index, piece in enumerate(pieces)}
-    return bpe(vocab, merges_of(rank_of)) | {
+    return bpe_model(vocab, merges_of(rank_of)) | {
         "unk_token": model.pieces[model.unk_id].text,
         "fuse_unk": True,
         "byte_fallback": model.byte_fallback,

@@ -1,4 +1,4 @@
-"""Which file of a folder a tokenizer is converted from."""
+"""Source files of converted tokenizers in a model's folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ MAX_TOKEN_BYTES = 1024
 """Splits of a longer token are not searched: their number, times its length, is work that a file could demand."""
 
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+TEKKEN = "tekken.json"
 _OURS = ("tokenizer.json", "vocab.txt")
 _TIKTOKEN_FILES = ("qwen.tiktoken", "tiktoken.model")
 
@@ -37,8 +39,8 @@ def find_source(folder: Path) -> tuple[Format, str] | None:
         return None
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return None
-    if artifact_path(folder, "tekken.json") is not None:
-        return Format.TEKKEN, "tekken.json"
+    if artifact_path(folder, TEKKEN) is not None:
+        return Format.TEKKEN, TEKKEN
     for name in _TIKTOKEN_FILES:
         if artifact_path(folder, name) is not None:
             return Format.TIKTOKEN, name
@@ -50,6 +52,27 @@ def find_source(folder: Path) -> tuple[Format, str] | None:
     # A ModelProto begins with the mark of its first piece, which no line of base64 begins with.
     is_proto = start[:1] == b"\n"
     return (Format.SENTENCEPIECE if is_proto else Format.TIKTOKEN), "tokenizer.model"
+
+
+def mistral_source(folder: Path) -> tuple[Format, str]:
+    """Mistral's own tokenizer, whatever else is beside it.
+
+    Raises:
+        ConversionError: There is none.
+    """
+    if artifact_path(folder, TEKKEN) is None:
+        raise ConversionError(
+            f"--tokenizer-mode mistral: {folder.name} has no {TEKKEN}; leave the flag out, and the tokenizer that is "
+            "there is read"
+        )
+    return Format.TEKKEN, TEKKEN
+
+
+def has_template(folder: Path) -> bool:
+    """Whether a folder has a chat template of its own."""
+    if any(artifact_path(folder, name) is not None for name in TEMPLATE_FILES):
+        return True
+    return bool((read_json(folder, "tokenizer_config.json", required=False) or {}).get("chat_template"))
 
 
 def read_source(folder: Path, name: str) -> bytes:

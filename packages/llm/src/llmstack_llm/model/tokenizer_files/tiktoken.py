@@ -124,7 +124,7 @@ def convert_tekken(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _special_tokens(listed: object, num_special: int) -> tuple[dict[int, str], frozenset[int]]:
     """Id to text; those that the file does not list have the names that Mistral gives them."""
-    entries: Any = [{"rank": rank, "token_str": text} for rank, text in enumerate(_TEKKEN_TOKENS)]
+    entries: object = [{"rank": rank, "token_str": text} for rank, text in enumerate(_TEKKEN_TOKENS)]
     entries = entries if listed is None else listed
     found = {rank: f"<SPECIAL_{rank}>" for rank in range(num_special)}
     control = set(found)
