@@ -82,7 +82,7 @@ def echo_server(step_s: float, options: Sequence[str] = ()) -> Iterator[Target]:
         folder.mkdir()
         write_echo_folder(folder)
         command = [sys.executable, "-m", "llmstack_command", "serve", str(folder), "--port", "0"]
-        command += ["--served-model-name", "echo", "--max-num-seqs", "512"]
+        command += ["--served-model-name", "echo", "--max-num-seqs", "512", "--max-queue-wait", "3600"]
         command += ["--runner", "echo", "--num-kv-blocks", "16384", "--max-model-len", "4096", "--max-num-queued-reqs"]
         with log_path.open("wb") as log:
             process = subprocess.Popen(
@@ -103,9 +103,12 @@ def echo_server(step_s: float, options: Sequence[str] = ()) -> Iterator[Target]:
 async def _stream(target: Target, path: str, body: dict[str, Any], load: Load, headers: str) -> None:
     payload = json.dumps(body | ({"model": target.model} if target.model else {})).encode()
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=1 << 20)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(payload)}\r\n"
     last_s = sent_s = time.perf_counter()
     writer.write(head.encode() + headers.encode() + b"Connection: close\r\n\r\n" + payload)
+    if b" 200 " not in (status := await reader.readline()):
+        raise RuntimeError(f"{status!r}: {await reader.read()!r}")
     while data := await reader.read(1 << 16):
         now_s, num_chunks = time.perf_counter(), data.count(b"data: {")
         if num_chunks:
@@ -135,7 +138,7 @@ async def _ping(target: Target, load: Load) -> None:
     reader, writer = await asyncio.open_connection(target.host, target.port)
     while True:
         sent_s = time.perf_counter()
-        writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"}")
         load.pings_s.append(time.perf_counter() - sent_s)
         await asyncio.sleep(0.02)
@@ -151,7 +154,9 @@ def streamed(target: Target, path: str, body: dict[str, Any], concurrency: int, 
     """The figures of one load, sent by a process of its own."""
     before_s = target.cpu_s()
     what = json.dumps([asdict(target), path, body, concurrency, num_requests])
-    done = subprocess.run([sys.executable, __file__, "--send"], input=what, capture_output=True, check=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--send"], input=what, stdout=subprocess.PIPE, check=True, text=True
+    )
     load = Load(**json.loads(done.stdout))
     cpu_s = target.cpu_s() - before_s
     num_tokens = num_requests * body["max_tokens"]

@@ -106,11 +106,11 @@ async def stream_one(server: BenchServer, prompt: list[int]) -> StreamTimes:
     body = {"prompt": prompt, "max_tokens": NUM_OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
     payload = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(server.host, server.port)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
-    )
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     times, sent_s = StreamTimes(), time.perf_counter()
-    writer.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + payload)
+    writer.write(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
+    if b" 200 " not in (status := await reader.readline()):
+        raise RuntimeError(f"{status!r}: {await reader.read()!r}")
     async for line in reader:
         if line.startswith(b"data: {"):
             times.arrivals_s.append(time.perf_counter() - sent_s)

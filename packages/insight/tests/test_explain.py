@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import pytest
 from engine_core_helpers.small_cores import LIMITS, add, added_during_a_step, build, run, run_with_a_yield
+from engine_core_helpers.steps import step_record, step_records
 
 from llmstack_engine_core import EngineCore
 from llmstack_insight.explain import Explanation, Limits, UnknownRequestError, explain, last_part, parts_in
 from llmstack_insight.explain.answers import parts_of
 from llmstack_insight.explain.explanation import FOREIGN
-from llmstack_types import (
-    RequestEvent,
-    RequestStatus,
-    ScheduledRequest,
-    SchedulerStats,
-    StepPhases,
-    StepRecord,
-    StepRecording,
-)
+from llmstack_types import RequestEvent, RequestStatus, ScheduledRequest, StepRecording
 
 
 def explained(core: EngineCore, name: str, **changes: int) -> Explanation:
@@ -197,7 +190,7 @@ def steps_with_times(durations: list[float], other_tokens: list[int]) -> StepRec
     for index, (seconds, tokens) in enumerate(zip(durations, other_tokens, strict=True)):
         rows = [ScheduledRequest("r", 7 + index, 1 if index else 8, [])]
         rows += [ScheduledRequest("other", 0, tokens, [])] if tokens else []
-        steps.append(StepRecord(now_s, StepPhases(0.0, seconds, 0.0), SchedulerStats(index + 1, num_running=2), rows))
+        steps.append(step_record(index + 1, rows, now_s, (0.0, seconds, 0.0), num_running=2))
         now_s += seconds
     events = [RequestEvent("r", RequestStatus.WAITING_FOR_GRAMMAR, 9.0), RequestEvent("r", RequestStatus.WAITING, 9.75)]
     return StepRecording(now_s, steps, events)
@@ -283,10 +276,7 @@ def test_a_beam_search_is_one_request() -> None:
         [ScheduledRequest("r/beam-2", 9, 1, []), ScheduledRequest("r/beam-3", 9, 1, [5])],
         [ScheduledRequest("r/beam-4", 8, 3, []), ScheduledRequest("other", 6, 1, [])],
     ]
-    steps = [
-        StepRecord(10.0 + number, StepPhases(0.0, 0.5, 0.0), SchedulerStats(number + 1), own)
-        for number, own in enumerate(rows)
-    ]
+    steps = step_records(rows)
     ended = RequestStatus.FINISHED_LENGTH_CAPPED
     came = RequestStatus.WAITING
     states = [
@@ -311,7 +301,7 @@ def test_a_beam_search_is_one_request() -> None:
 
 def test_the_prompts_of_the_same_answer_are_not_those_of_others() -> None:
     rows = [ScheduledRequest(name, 0, size, []) for name, size in (("r-0", 4), ("r-1", 6), ("other", 5))]
-    steps = [StepRecord(10.0, StepPhases(0.0, 0.5, 0.0), SchedulerStats(1), rows)]
+    steps = step_records([rows])
     log = StepRecording(20.0, steps, [RequestEvent("r-0", RequestStatus.WAITING, 9.0)])
     text = " ".join(explain(log, "r-0", parts=["r-0", "r-1"]).sentences)
     assert "in one step of 500 ms, beside 5 tokens of other prompts, and 6 of the same answer." in text
@@ -325,10 +315,7 @@ def test_a_preemption_without_another_request_names_the_cause() -> None:
         [ScheduledRequest("other", 9, 1, [])],
         [ScheduledRequest("r", 0, 5, [1])],
     ]
-    steps = [
-        StepRecord(10.0 + number, StepPhases(0.0, 0.5, 0.0), SchedulerStats(number + 1), own)
-        for number, own in enumerate(rows)
-    ]
+    steps = step_records(rows)
     states = [(RequestStatus.WAITING, 10.0), (RequestStatus.PREEMPTED, 11.0)]
     log = StepRecording(20.0, steps, [RequestEvent("r", *one) for one in states])
     text = " ".join(explain(log, "r").sentences)

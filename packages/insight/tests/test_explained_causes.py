@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from engine_core_helpers.small_cores import LIMITS, add, build, run
+from engine_core_helpers.steps import step_record
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.events import note_of
@@ -25,9 +26,6 @@ from llmstack_types import (
     RequestStatus,
     SamplingParams,
     ScheduledRequest,
-    SchedulerStats,
-    StepPhases,
-    StepRecord,
     StepRecording,
     StructuredOutputsParams,
 )
@@ -39,10 +37,7 @@ def log_of(
     rows: list[list[ScheduledRequest]], events: list[tuple[str, RequestStatus, float]], **notes: RequestNote
 ) -> StepRecording:
     """Steps of half a second, one after the other since second 10."""
-    steps = [
-        StepRecord(10 + number / 2, StepPhases(0.0, 0.5, 0.0), SchedulerStats(number + 1, num_free_blocks=9), own)
-        for number, own in enumerate(rows)
-    ]
+    steps = [step_record(number, own, 9.5 + number / 2, num_free_blocks=9) for number, own in enumerate(rows, 1)]
     return StepRecording(99.0, steps, [RequestEvent(*one) for one in events], notes=notes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from engine_core_helpers.steps import step_record
 
 from llmstack_engine_core.admission import BEAM_MARK
 from llmstack_insight.explain import Explanation, explain
@@ -14,8 +15,6 @@ from llmstack_types import (
     RequestEvent,
     RequestStatus,
     ScheduledRequest,
-    SchedulerStats,
-    StepPhases,
     StepRecord,
     StepRecording,
 )
@@ -28,11 +27,10 @@ Row = tuple[str, int, int]
 
 def step(number: int, rows: Sequence[Row], *work: tuple[int, int, int], **media: Sequence[MediaItem]) -> StepRecord:
     """A step of 10 ms at 10 ms times its number."""
-    return StepRecord(
-        0.01 * number, StepPhases(0.0, 0.01, 0.0), SchedulerStats(step=number),
-        [ScheduledRequest(name, before, count, [], []) for name, before, count in rows],
-        [EncoderWork(*one) for one in work], {name: tuple(enumerate(items, 1)) for name, items in media.items()},
-    )  # fmt: skip
+    scheduled = [ScheduledRequest(name, before, count, [], []) for name, before, count in rows]
+    numbered = {name: tuple(enumerate(items, 1)) for name, items in media.items()}
+    made = step_record(number, scheduled, 0.01 * number, (0.0, 0.01, 0.0))
+    return made._replace(encoder_work=[EncoderWork(*one) for one in work], media=numbered)
 
 
 def explained(steps: Sequence[StepRecord], begun: int = 1, name: str = "r", row_name: str = "r") -> Explanation:

@@ -116,7 +116,8 @@ def test_a_prompt_that_was_found_whole_needs_no_sentence(recorded: Recorded) -> 
     recorded.run("r", SYSTEM)
     made = recorded.explained("r")
     assert made.facts["cached_tokens"] == 12
-    assert "The rest of its prompt" in match_of(made)
+    assert match_of(made).endswith("100 % of the 12 tokens of that were found.")
+    assert "The rest of its prompt" in made.sentences[made.sentences.index(match_of(made)) + 1]
 
 
 def test_a_prompt_that_is_still_computed_is_no_eviction(tmp_path: Path) -> None:

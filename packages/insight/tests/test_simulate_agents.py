@@ -49,6 +49,12 @@ def test_with_room_nothing_is_computed_twice(profile: str) -> None:
     assert report.num_new_tokens == pytest.approx(new, rel=0.02)
 
 
+def test_eviction_by_sessions_computes_less_again() -> None:
+    report = simulate_agents(sessions_of("spread", 40), replace(CONFIG, knows_sessions=True), memory_share=0.6)
+    lru, oracle = report.policies["lru"], report.policies["oracle"]
+    assert oracle.num_again_tokens < report.num_again_tokens < 0.9 * lru.num_again_tokens
+
+
 @pytest.mark.parametrize("profile", sorted(AGENT_PROFILES))
 def test_what_the_engine_finds_is_what_the_calculation_says(profile: str) -> None:
     report = simulate_agents(sessions_of(profile, 20), CONFIG, memory_share=0.6)

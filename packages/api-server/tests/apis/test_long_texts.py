@@ -66,7 +66,7 @@ async def classifier(tmp_path: Path) -> AsyncIterator[AsyncLLM]:
 @pytest.fixture
 def refuses_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every way to tokenize a long text fail."""
-    for name in ("encode", "encode_plain", "encode_texts"):
+    for name in ("encode", "encode_plain", "encode_uncontrolled", "encode_texts"):
         tokenize = getattr(Tokenizer, name)
 
         def fail(self: Tokenizer, text: Any, *, real: Any = tokenize, **options: Any) -> Any:

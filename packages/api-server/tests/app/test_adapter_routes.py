@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,30 @@ async def test_the_adapters_of_requests_in_flight_are_a_metric(server: Server) -
 def test_modules_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read_module(text)
+
+
+async def test_of_two_models_at_once_one_gets_the_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Server(server.root)
+    other.state.adapters.share_changes(server.state.adapters)
+    for one, another in ((server, other), (other, server)):
+        registry = another.engine.adapters
+        one.state.is_name_taken = lambda name, registry=registry: registry.find(name) is not None
+    is_loading, may_go_on, load = asyncio.Event(), asyncio.Event(), server.engine.load_adapter
+
+    async def load_slowly(*arguments: Any, **fields: Any) -> Any:
+        is_loading.set()
+        await may_go_on.wait()
+        return await load(*arguments, **fields)
+
+    monkeypatch.setattr(server.engine, "load_adapter", load_slowly)
+    first = asyncio.create_task(server.load())
+    await is_loading.wait()
+    for answer in (await other.load(), await other.post(UNLOAD, {"lora_name": "style"})):
+        assert (answer.status, "is being loaded or unloaded" in answer.json()["error"]["message"]) == (400, True)
+    may_go_on.set()
+    assert (await first).status == 200
+    answer = await other.load()
+    assert (answer.status, "another model" in answer.json()["error"]["message"]) == (400, True)
+    assert [one.name for one in other.engine.adapters.adapters] == []
+    await server.post(UNLOAD, {"lora_name": "style"})
+    assert (await other.load()).status == 200

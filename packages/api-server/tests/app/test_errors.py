@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_helpers.engines import either_engine
 
-from llmstack_llm import AsyncLLM
-from llmstack_llm.model.config import load_model_config
-from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
-from llmstack_llm.text.tokenizer import load_tokenizer
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
@@ -229,15 +226,8 @@ FRONT_END_ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
 
 @pytest.fixture(params=["fake", "async_llm"])
 async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    if request.param == "fake":
-        yield build_app(ready_state(FakeEngineClient()))
-        return
-    folder = write_model_folder(tmp_path / "model")
-    core = FakeEngineCoreClient()
-    engine = AsyncLLM(load_model_config(str(folder)), core, load_tokenizer(folder))
-    yield build_app(ready_state(engine, ready=core.ready))
-    assert not core.engine.request_id_to_state
-    await engine.shutdown()
+    async with either_engine(request.param, tmp_path) as app:
+        yield app
 
 
 def check(answer: Answer, status: int, kind: str, code: str | None, param: str | None) -> dict[str, Any]:

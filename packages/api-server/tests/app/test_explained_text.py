@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from engine_core_helpers.steps import step_record, step_records
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,16 +21,7 @@ from llmstack_server.state.recent_prompts import RecentPrompts
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
 from llmstack_server.web.clients import clients_of
-from llmstack_types import (
-    RequestEvent,
-    RequestStatus,
-    SamplingParams,
-    ScheduledRequest,
-    SchedulerStats,
-    StepPhases,
-    StepRecord,
-    StepRecording,
-)
+from llmstack_types import RequestEvent, RequestStatus, SamplingParams, ScheduledRequest, StepRecording
 
 KEYS = (Secret("first-key"), Secret("second-key"), Secret("operators-key"))
 NAMES = ("earlier", "mine", "foreign")
@@ -53,8 +45,7 @@ def serving(*, explains_text: bool = True) -> tuple[Any, ServerState]:
     first, second, _ = tenants(state)
     engine.engines = [replace(READY, block_size=4)]
     rows = [ScheduledRequest(name, 8 * (name == "mine"), 12, [number]) for number, name in enumerate(NAMES)]
-    stats = SchedulerStats(1, num_running=3, num_free_blocks=5, num_blocks=64)
-    steps = [StepRecord(10.0, StepPhases(0.0, 0.01, 0.0), stats, rows)]
+    steps = [step_record(1, rows, num_running=3, num_free_blocks=5, num_blocks=64)]
     events = [RequestEvent(name, RequestStatus.WAITING, 9.0) for name in NAMES]
     owners = dict(zip(NAMES, (first, first, second), strict=True))
     engine.last_steps = StepRecording(11.0, steps, events, tenants=owners)
@@ -87,13 +78,6 @@ async def test_own_prompts_show_the_text_where_they_part() -> None:
     assert (facts["own_text"], facts["other_text"]) == ("s", "r")
 
 
-def steps_of(rows: list[list[ScheduledRequest]]) -> list[StepRecord]:
-    return [
-        StepRecord(10.0 + number, StepPhases(0.0, 0.5, 0.0), SchedulerStats(number + 1), own)
-        for number, own in enumerate(rows)
-    ]
-
-
 @pytest.mark.parametrize(("taker", "shown"), [("later", "later"), ("foreign", "another key's request")])
 async def test_a_block_that_another_request_got_is_named_instead(taker: str, shown: str) -> None:
     app, state = serving()
@@ -105,7 +89,7 @@ async def test_a_block_that_another_request_got_is_named_instead(taker: str, sho
         [ScheduledRequest("mine", 4, 10, [7, 1, 2])],
     ]
     owners = {"earlier": first, "mine": first, "later": first, "foreign": second}
-    engine.last_steps = engine.last_steps._replace(steps=steps_of(rows), tenants=owners)
+    engine.last_steps = engine.last_steps._replace(steps=step_records(rows), tenants=owners)
     found = await explanation(app, "mine", "first-key")
     cached = found["sentences"].index("The prefix cache held 4 of the 14 tokens of its prompt.")
     assert found["sentences"][cached + 1] == (
@@ -124,7 +108,7 @@ async def test_what_the_cache_can_hold_needs_no_cause(num_cached: int, block_siz
         [ScheduledRequest("earlier", 0, 12, [7, 8, 9])],
         [ScheduledRequest("mine", num_cached, 14 - num_cached, [])],
     ]
-    engine.last_steps = engine.last_steps._replace(steps=steps_of(rows))
+    engine.last_steps = engine.last_steps._replace(steps=step_records(rows))
     found = await explanation(app, "mine", "first-key")
     assert not {"parts_at", "shared_with"} & set(found["facts"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from engine_core_helpers.steps import step_record
 
 from llmstack_server.app import build_app
 from llmstack_server.app.steps import parse_number, step_log_object
@@ -14,17 +15,15 @@ from llmstack_types import (
     RequestEvent,
     RequestStatus,
     ScheduledRequest,
-    SchedulerStats,
-    StepPhases,
     StepRecord,
     StepRecording,
 )
 
 
 def record(step: int) -> StepRecord:
-    stats = SchedulerStats(step, num_running=1, num_free_blocks=7, num_blocks=8)
     row = ScheduledRequest("r", 3, 2, [5], [9])
-    return StepRecord(10.0 + step, StepPhases(0.001, 0.02, 0.003), stats, [row])
+    phases_s = (0.001, 0.02, 0.003)
+    return step_record(step, [row], 10.0 + step, phases_s, num_running=1, num_free_blocks=7, num_blocks=8)
 
 
 STEP_LOG = StepRecording(20.0, [record(1), record(2)], [RequestEvent("r", RequestStatus.RUNNING, 19.5)])

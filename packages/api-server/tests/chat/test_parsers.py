@@ -62,3 +62,36 @@ def test_a_server_that_must_have_a_parser_does_not_start_without():
     assert choose_parsers(ChatOptions(needs_tool_parser=True), "<tool_call>").tool is HermesToolParser
     with pytest.raises(ServeError, match=r"--enable-auto-tool-choice: .* name one by --tool-call-parser"):
         choose_parsers(ChatOptions(needs_tool_parser=True), "{{ x }}")
+
+
+def response_template(**calls: object) -> dict[str, object]:
+    thinking = {"open": "<reason>", "close": "</reason>"}
+    return {"start_anchor": "<|assistant|>", "fields": {"thinking": thinking, "content": {}, "tool_calls": calls}}
+
+
+OBJECTS = {"content": "json", "transform": {"type": "function", "function": "{content}"}}
+
+
+def test_a_response_template_is_followed_where_no_parser_of_ours_reads_its_form():
+    own = choose_parsers(ChatOptions(), "</think>", response_template(open="<act>", close="</act>", **OBJECTS))
+    assert own.tool is not None
+    assert own.reasoning is not None
+    assert (own.tool.kept_tokens, own.reasoning.start) == (("<act>", "</act>"), "<reason>")
+    assert set(dict(own.facts).values()) == {"as the checkpoint's response template says"}
+    same = choose_parsers(ChatOptions(), "<tool_call>", response_template(open="<tool_call>", **OBJECTS))
+    assert same.tool is HermesToolParser
+    lines = response_template(open="<tool_call>", content="kv-lines", transform=OBJECTS["transform"])
+    assert choose_parsers(ChatOptions(), "<tool_call>", lines).tool is not HermesToolParser
+
+
+def test_flags_win_over_a_response_template():
+    options = ChatOptions(tool_call_parser="mistral", reasoning_parser="none")
+    parsers = choose_parsers(options, None, response_template(open="<act>", **OBJECTS))
+    assert (parsers.tool, parsers.reasoning) == (MistralToolParser, None)
+
+
+def test_a_response_template_that_is_not_read_is_named(caplog: pytest.LogCaptureFixture):
+    parsers = choose_parsers(ChatOptions(), "<tool_call>", response_template(open="<tool_call>", content="yaml"))
+    assert parsers.tool is HermesToolParser
+    assert "the response template of the checkpoint is not read" in caplog.text
+    assert "'yaml'" in caplog.text

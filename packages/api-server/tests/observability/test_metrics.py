@@ -13,6 +13,7 @@ import pytest
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
 from llmstack_llm.speech.served import SpeechCounts
 from llmstack_server.observability.metrics import ServerMetrics
+from llmstack_server.state.idle_sleep import IdleSleep
 from llmstack_server.testing import READY
 from llmstack_types import BlockEviction, EncoderStats, SchedulerStats, StepPhases
 
@@ -43,6 +44,7 @@ def test_the_page_on_observability_names_every_metric_and_no_other():
     metrics = ServerMetrics("m")
     metrics.follow_media(lambda: MEDIA)
     metrics.follow_speech(lambda: SPEECH)
+    metrics.follow_idle(IdleSleep(lambda: None, 1.0))
     rendered = metrics.render().decode()
     exposed = set(re.findall(r"^# TYPE llmstack:(\S+)", rendered, re.MULTILINE))
     of_options = {name for name in exposed if name.startswith(("kv_block_", "shadow_"))}

@@ -182,7 +182,7 @@ def test_words_of_closed_sets_may_be_capitals_and_lengths_auto():
     assert config("--load-format", "fastsafetensors").engine.load_format == "safetensors"
 
 
-@pytest.mark.parametrize("method", ["longcat_flash_mtp", "dflash", "dspark", "mlp_speculator"])
+@pytest.mark.parametrize("method", ["longcat_flash_mtp", "dspark", "mlp_speculator"])
 def test_draft_models_are_refused_by_the_name_of_their_method(method: str):
     line = ["--speculative-config", f'{{"method": "{method}", "model": "m", "num_speculative_tokens": 1}}']
     with pytest.raises(ServeError, match=f"drafts of the method '{method}' are not supported yet"):

@@ -36,6 +36,10 @@ def config(*line: str) -> ServeConfig:
         (["--headless"], ProcessConfig(is_headless=True)),
         (["--disable-frontend-multiprocessing"], ProcessConfig(is_multiprocess=False)),
         (["--enable-sleep-mode", "--uds", "/s"], ProcessConfig(has_sleep_mode=True)),
+        (["--idle-sleep", "10m"], ProcessConfig(idle_sleep_s=600.0)),
+        (["--idle-sleep", "1.5h", "--idle-sleep-level", "2"], ProcessConfig(idle_sleep_s=5400.0, idle_sleep_level=2)),
+        (["--idle-sleep", "90"], ProcessConfig(idle_sleep_s=90.0)),
+        (["--idle-sleep", "0"], ProcessConfig()),
         (
             ["--headless", "-dp", "2", "--engine-address", "ipc:///a", "ipc:///b"],
             ProcessConfig(is_headless=True, engine_addresses=("ipc:///a", "ipc:///b")),
@@ -102,6 +106,11 @@ JOINED = ["--data-parallel-address", "10.0.0.1", *KEYS]
             ["-pp", "2", *NODES, *MASTER, *HOSTS, *JOINED, "-dpl", "1", "--master-port", "29550"],
             ["--master-port and --data-parallel-rpc-port are both 29550"],
         ),
+        (["--idle-sleep", "10m", "-asc", "2"], ["--idle-sleep and --api-server-count 2 exclude"]),
+        (["--idle-sleep", "10m", "--headless"], ["--idle-sleep and --headless exclude"]),
+        (["--idle-sleep", "10m", "--engine-address", "ipc:///a"], ["--idle-sleep and --engine-address exclude"]),
+        (["--idle-sleep", "soon"], ["--idle-sleep: 'soon' is not a time such as 90s, 10m or 2h"]),
+        (["--idle-sleep", "0.5s"], ["--idle-sleep: must be"]),
         (["--distributed-executor-backend", "ray"], ["ray has no ranks to place; --data-parallel-backend ray"]),
         (
             ["-tp", "2", "--distributed-executor-backend", "ray"],

@@ -23,16 +23,17 @@ OUTCOMES = Path(__file__).with_name("recipe_outcomes.json")
 """Number of a line, from 1, to the flags and values that stand in its way; lines without any are left out."""
 ASSUMED = ("--dry-run", "--assume-devices", "8x80GiB", "--assume-model")
 
-# What a sentence is about, by the flag that it begins with. Draft models, and formats of other engines' plug-ins, leave
-# the denominator. Devices, files, models and formats of files that are not there are true reasons. Everything else is a
-# flag that stands in the way.
-DRAFTS = ("--speculative-config",)
-DEVICES = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-expert-parallel")
-FILES = ("--chat-template", "--config", "--logits-processors")
-FORMATS = ("--tokenizer-mode", "--config-format", "--load-format", "--quantization")
-STATE_SPACE = ("--mamba-ssm-cache-dtype",)
-PLUGINS = ("nano_v3", "minicpm5")
-NO_OBSTACLE = (*DEVICES, *FILES, *FORMATS, *STATE_SPACE)
+# Drafts, media, modes and formats are counted. What no engine could start is counted apart, by number: five lines ask
+# for 16 devices, of which 8 are assumed, and one names a file of settings that is not here.
+IMPOSSIBLE = {
+    "92": ["--tensor-parallel-size"],
+    "134": ["--tensor-parallel-size"],
+    "135": ["--tensor-parallel-size"],
+    "136": ["--tensor-parallel-size"],
+    "144": ["--tensor-parallel-size"],
+    "174": ["--config"],
+}
+STARTING = 204
 SHARE = 0.95
 
 pytestmark = pytest.mark.skipif(RECIPES is None, reason="shared/data/recipes.txt is not beside the repository")
@@ -65,10 +66,6 @@ def outcome_of(problems: list[str]) -> list[str]:
     return sorted(named)
 
 
-def leaves_denominator(outcome: list[str]) -> bool:
-    return any(flag_of(name) in DRAFTS or any(plugin in name for plugin in PLUGINS) for name in outcome)
-
-
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, list[str]]:
     assert RECIPES is not None
@@ -88,11 +85,14 @@ def test_what_became_of_every_line_is_the_committed_table(outcomes: dict[str, li
     assert found == json.loads(OUTCOMES.read_text(encoding="utf-8"))
 
 
-def test_for_nearly_all_lines_no_flag_is_the_obstacle(outcomes: dict[str, list[str]]):
-    counted = {number: names for number, names in outcomes.items() if not leaves_denominator(names)}
-    obstructed = {
-        number: names for number, names in counted.items() if any(flag_of(name) not in NO_OBSTACLE for name in names)
-    }
+def test_nearly_all_lines_start(outcomes: dict[str, list[str]]):
+    """Of all 214 lines 95.3 % start; of the 208 that could start on the assumed devices with their files, 98.1 %.
+
+    Lines are checked without the files of their models. With them, further ones are refused: the code that runs Laguna
+    keeps no states, which the drafts of lines 183 and 184 are made from.
+    """
+    starting = [number for number, names in outcomes.items() if not names]
     assert len(outcomes) == 214
-    assert len(counted) > 170
-    assert len(obstructed) <= (1 - SHARE) * len(counted), obstructed
+    assert {number: outcomes[number] for number in IMPOSSIBLE} == IMPOSSIBLE
+    assert len(starting) == STARTING
+    assert len(starting) >= SHARE * len(outcomes)

@@ -87,3 +87,24 @@ def test_what_excludes_a_second_engine_core_is_refused_by_name(line: list[str], 
 def test_a_list_that_no_reload_could_use_is_refused_at_the_start(texts: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         ReloadOptions(reload_models=tuple(texts))
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        (("--reload-models", "next=/models/next"), "--reload-models"),
+        (("--api-server-count", "2"), "--api-server-count"),
+        (("-dp", "2"), "--data-parallel-size"),
+        (("-tp", "2"), "--tensor-parallel-size"),
+        (("-pp", "2"), "--pipeline-parallel-size"),
+    ],
+)
+def test_what_excludes_a_change_of_weights_in_place_is_named(line: tuple[str, ...], other: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    given = ["m", "--weight-update-dir", "/weights"]
+    settings = settings_from(parser.parse_args([*given, "--enable-control-routes"]), {})
+    assert config_from(settings).reload.changes_weights
+    assert "opens no routes" in config_from(settings_from(parser.parse_args(given), {})).warnings[-1]
+    with pytest.raises(ServeError, match=f"--weight-update-dir and {other} exclude each other"):
+        config_from(settings_from(parser.parse_args([*given, *line]), {}))

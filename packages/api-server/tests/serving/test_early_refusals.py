@@ -16,6 +16,7 @@ from llmstack_server.options.secret import Secret
 from llmstack_server.serving.early_refusals import EarlyRefusal, early_refusal
 from llmstack_server.state.first_tokens import Lateness
 from llmstack_server.state.lifecycle import LifecycleState
+from llmstack_server.state.queue_monitor import QueueMonitor
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.web.routes import RouteTable
@@ -109,6 +110,18 @@ def test_a_wait_below_the_limit_is_no_refusal():
     refuse = refusal_of(overloaded(5.0))
     assert refuse is not None
     assert refuse("/v1/completions", HEADERS, FAR_S) is None
+
+
+@pytest.mark.parametrize(
+    ("media_type", "is_refused"), [(b"multipart/form-data; boundary=x", False), (b"text/plain", True)]
+)
+def test_the_bytes_of_a_file_are_no_tokens(media_type: bytes, is_refused: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(QueueMonitor, "seconds_after_wait", lambda self, num_tokens: num_tokens / 1000)
+    state = overloaded(5.0)
+    refuse = refusal_of(state)
+    assert refuse is not None
+    upload = [(b"host", b"localhost"), (b"content-length", b"25000000"), (b"content-type", media_type)]
+    assert (refuse("/v1/audio/transcriptions", upload, FAR_S) is not None) is is_refused
 
 
 def test_the_time_in_which_headers_were_not_read_counts():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from llmstack_engine_client.prediction import MAX_NUM_COUNTED, FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.state.first_tokens import FirstTokens, PendingRequest
 from llmstack_types import RequestProgress, SamplingParams, SchedulerStats, StepPhases
+from llmstack_types.stats import DiskCacheStats
 
 LIMITS = StepLimits(max_num_rows=4096, max_num_tokens=101)
 # Ten milliseconds per prompt token, and a second per step.
@@ -25,7 +28,7 @@ class Rig:
         for number in range(40):
             self.report(num_prompt_tokens=50 * (number % 3))
 
-    def report(self, num_prompt_tokens: int = 0, engine: int = 0, **named: int) -> None:
+    def report(self, num_prompt_tokens: int = 0, engine: int = 0, **named: Any) -> None:
         seconds = BASE_S + TOKEN_S * num_prompt_tokens
         self.now_s += seconds
         self.step += 1
@@ -206,3 +209,26 @@ def test_the_least_loaded_of_several_engine_cores_is_taken():
     for number in range(40):
         rig.report(num_prompt_tokens=50 * (number % 3), engine=1)
     assert rig.predict().wait_s < busy
+
+
+@pytest.mark.parametrize("disk", [DiskCacheStats(), None])
+def test_what_prompts_find_on_disk_is_known_after_a_crash_of_the_engine_core(disk: Any):
+    rig = Rig()
+    for number in range(1, 21):
+        rig.report(prefix_cache_queries=1000 * number, prefix_cache_hits=900 * number, disk=disk)
+    rig.step = 0
+    for number in range(40):
+        rig.report(num_prompt_tokens=50 * (number % 3), disk=disk)
+    rig.submit(1000)
+    assert rig.predict().wait_s == pytest.approx(2.0 if disk else 20.0, rel=0.1)
+
+
+def test_the_first_prompts_after_a_crash_tell_what_is_on_disk():
+    rig = Rig()
+    for number in range(1, 21):  # sessions that are computed for the first time
+        rig.report(prefix_cache_queries=1000 * number, disk=DiskCacheStats())
+    rig.step = 0
+    rig.report(disk=DiskCacheStats())
+    rig.report(disk=DiskCacheStats(), prefix_cache_queries=1000, prefix_cache_hits=900)
+    rig.submit(1000)
+    assert rig.predict().wait_s == pytest.approx(2.0, rel=0.1)

@@ -160,3 +160,54 @@ async def test_outputs_of_a_second_run_have_a_token_each(is_second: bool):
     request = GenerationRequest("r", "abc", GivenSampling({"max_tokens": 2}))
     await (await submit_kept(Engine(), source, request)).aclose()
     assert asked == [is_second]
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+async def test_the_engine_cores_and_tokens_of_every_run_are_noted(is_followed: bool):
+    source, ready = AnswerSource(), FakeEngineClient().ready
+    for _ in range(2):
+        outputs = [dataclasses.replace(one, engines=(ready,)) for one in single(["abc"], [0] * 3)]
+        source.begin_again()
+        noted = RepeatedOutputs(stream(outputs), source)
+        if is_followed:
+            noted.follow(lambda output: True)
+        async for _ in noted:
+            pass
+        assert noted.engines == {0: (ready,)}
+        assert source.token_ids() == {(0, 0): [97, 98, 99]}
+
+
+@pytest.mark.parametrize("is_repeatable", [True, False])
+def test_what_the_disk_lacks_follows_from_it_where_it_is_one_token_an_output(is_repeatable: bool):
+    source = AnswerSource()
+    source.is_repeatable = is_repeatable
+
+    def take(*token_ids: int) -> bool:
+        output = RequestOutput("r", None, [1], outputs=[CompletionOutput(0, "x", list(token_ids))])
+        source.note(output)
+        return source.follows
+
+    assert not take(1)  # before the request is there
+    source.note_written(0, source.num_bytes)
+    assert (take(2), take(3)) == (is_repeatable, is_repeatable)
+    assert not take(4, 5)
+    num_bytes = source.num_bytes
+    assert not take(6)
+    source.note_written(0, num_bytes - 4)
+    assert not source.follows
+    source.note_written(0, num_bytes)
+    assert source.follows is is_repeatable
+    source.lasting("drawn")
+    assert not source.follows
+    source.note_written(1, num_bytes)
+    assert source.follows is is_repeatable
+
+
+@pytest.mark.parametrize("num_completions", [1, 2])
+async def test_several_completions_do_not_follow_from_what_was_written_before_them(num_completions: int):
+    source, engine = AnswerSource(["id"]), FakeEngineClient()
+    source.is_repeatable = True
+    source.note_written(1, 0)  # while the request is on its way to the engine
+    request = GenerationRequest("r", "abc", GivenSampling({"max_tokens": 2, "n": num_completions}))
+    async with await submit_kept(engine, source, request):
+        assert source.follows is (num_completions == 1)

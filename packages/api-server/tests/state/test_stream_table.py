@@ -148,6 +148,7 @@ def test_packed_parts_are_what_was_appended():
         for part in expected:
             parts.append(part)
         assert parts.after(0, 1 << 20) == expected
+        assert parts.packed().parts() == expected
         start = drawn.randrange(len(expected))
         assert parts.after(start, 1) == expected[start : start + 1]
         parts.drop(start)
@@ -194,6 +195,47 @@ async def test_a_reader_that_waits_takes_a_part_where_it_is_appended():
     record.finish()
     assert (await reading).is_last
     assert record.open(0).position == 0  # later readers get all
+
+
+async def test_a_reader_that_waits_takes_a_part_once_it_is_on_the_disk():
+    record = new_record(StreamTable())
+    record.hold()
+    record.put(b"first")
+    reader = record.open(0)
+    reading = asyncio.create_task(reader.read())
+    await asyncio.sleep(0)
+    assert not reading.done()
+    record.reveal(1)
+    assert (await reading).parts == [b"first"]
+
+    taken: list[tuple[int, bytes]] = []
+    has_room = True
+
+    def take(number: int, part: bytes) -> bool:
+        if has_room:
+            taken.append((number, part))
+        return has_room
+
+    reader.follow(take)
+    reading = asyncio.create_task(reader.read())
+    await asyncio.sleep(0)
+    for part in (b"second", b"third", b"fourth"):
+        record.put(part)
+    assert not taken
+    record.reveal(3)
+    assert taken == [(2, b"second"), (3, b"third")]
+    has_room = False
+    record.reveal(4)
+    batch = await reading
+    assert (batch.first, batch.parts, batch.is_last) == (4, [b"fourth"], False)
+    has_room = True
+    reading = asyncio.create_task(reader.read())
+    await asyncio.sleep(0)
+    record.put(b"last", is_last=True)
+    record.finish()
+    record.reveal(5)
+    batch = await reading
+    assert (batch.first, batch.parts, batch.is_last, len(taken)) == (5, [b"last"], True, 2)
 
 
 async def test_the_last_part_is_read_together_with_the_end():

@@ -20,6 +20,7 @@ UNKNOWN = {
     "batch_id": "batch_" + "a" * 32,
     "stream_id": "a" * 32,
     "request_id": "cmpl-unknown",
+    "session_id": "unknown",
 }
 PUBLIC = "model"
 MADE = "cmpl-of-alice"
@@ -61,6 +62,7 @@ async def make_all(app: Any) -> dict[str, str]:
         "batch_id": batch.json()["id"],
         "stream_id": stream.headers["x-llmstack-stream-id"],
         "request_id": MADE,
+        "session_id": "work",
     }
 
 

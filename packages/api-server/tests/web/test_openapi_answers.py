@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from engine_core_helpers.steps import step_record
+from server_helpers.gaps import GAP_TOKENS
 from server_helpers.speech import AlignedEngine, wav
 
 from llmstack_llm import EngineArgs
@@ -21,18 +23,11 @@ from llmstack_server.app import build_app
 from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.process_options import ProcessConfig
+from llmstack_server.options.reload_options import ReloadOptions
 from llmstack_server.state.queue_monitor import QueueMonitor
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.web.routes import Content, RouteSpec
-from llmstack_types import (
-    RequestEvent,
-    RequestStatus,
-    ScheduledRequest,
-    SchedulerStats,
-    StepPhases,
-    StepRecord,
-    StepRecording,
-)
+from llmstack_types import RequestEvent, RequestStatus, ScheduledRequest, SchedulerStats, StepPhases, StepRecording
 
 OPEN = {"ServerInfo"}  # parts of a server add keys to it
 # Another engine core is loaded there; the type of its answer is checked by mypy.
@@ -60,6 +55,11 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("/api/embed", {"input": ["a", "b"]}),
     ("/api/embeddings", {"prompt": "a"}),
     ("/api/show", {"model": "fake"}),
+    ("/v1/decisions", {"input": "a", "questions": [
+        {"type": "predicate", "instructions": "q"},
+        {"type": "choice", "name": "n", "instructions": "q", "choices": [{"value": "x"}, {"value": False}]},
+        {"type": "score", "instructions": "q", "levels": [{"label": "x"}, {"label": "y", "description": "z"}]},
+    ]}),
     ("/v1/embeddings", {"input": ["a", "b"]}),
     ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
     ("/v2/embed", {"texts": ["a"], "input_type": "classification", "embedding_types": ["float", "base64"]}),
@@ -83,7 +83,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages/count_tokens", {**CHAT, "model": "fake"}),
     ("/invocations", CHAT),
     ("/pause", {}), ("/resume", {}), ("/abort_requests", {}), ("/start_profile", {}), ("/stop_profile", {}),
-    ("/log_level?level=info", {}),
+    ("/log_level?level=info", {}), ("/close_session", {"session_id": "s"}),
 ]  # fmt: skip
 GETS = ["/health", "/ready", "/version", "/load", "/server_info", "/v1/models", "/is_paused", "/is_sleeping",
         "/tokenizer_info", "/steps", "/steps?after=40&engine=0&core=x", "/v1/files?limit=3&order=asc",
@@ -93,9 +93,9 @@ SCORING = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 
 def engine_of(num_labels: int) -> FakeEngineClient:
     engine = FakeEngineClient(num_labels=num_labels)
+    engine.released = (1, 64)
     rows = [ScheduledRequest("r", 0, 5, [1]), ScheduledRequest("s", 0, 1, [])]
-    stats = SchedulerStats(1, num_running=2, num_free_blocks=5, num_blocks=8)
-    steps = [StepRecord(10.0, StepPhases(0.0, 0.01, 0.0), stats, rows)]
+    steps = [step_record(1, rows, num_running=2, num_free_blocks=5, num_blocks=8)]
     engine.last_steps = StepRecording(11.0, steps, [RequestEvent("r", RequestStatus.WAITING, 9.0)])
     return engine
 
@@ -112,6 +112,7 @@ class Checked:
             deployment_secret=b"of all processes",
             processes=ProcessConfig(has_sleep_mode=True),
             engine=EngineArgs("fake", profiler_config={"torch_profiler_dir": "traces"}),
+            reload=ReloadOptions(weight_update_dir=str(folder.parent)),
         )
         self.app: Any = build_app(self.state)
         self.document = self.app.openapi()
@@ -196,6 +197,18 @@ async def ask_of_files(checked: Checked) -> None:
     await checked.ask("DELETE", f"/v1/files/{file['id']}", route="/v1/files/{file_id}")
 
 
+async def ask_of_weights(checked: Checked, root: Path) -> None:
+    for name in "abc":
+        (root / name).mkdir()
+    await checked.ask("POST", "/init_weight_transfer_engine", {"init_info": {}})
+    await checked.ask("POST", "/update_weights", {"update_info": {"path": "a"}})
+    await checked.ask("POST", "/start_weight_update", {})
+    await checked.ask("POST", "/update_weights", {"update_info": {"path": "b"}})
+    await checked.ask("POST", "/finish_weight_update", {})
+    await checked.ask("POST", "/update_weights_from_disk", {"model_path": "c", "weight_version": "3"})
+    assert (await checked.ask("GET", "/v1/models"))["data"][0]["weights"]["name"] == "3"
+
+
 async def ask_of_streams(checked: Checked) -> None:
     answer = await call(checked.app, "POST", "/v1/chat/completions", CHAT, {"idempotency-key": "once"})
     path = f"/v1/streams/{answer.headers['x-llmstack-stream-id']}"
@@ -224,15 +237,22 @@ async def test_every_answer_has_the_form_of_the_document(tmp_path: Path) -> None
         await checked.ask("GET", "/v1/models/fake", route="/v1/models/{model}")
         route = "/v1/requests/{request_id}/explanation"
         await checked.ask("GET", "/v1/requests/r/explanation", route=route)
+        await checked.ask("DELETE", "/v1/sessions/s", route="/v1/sessions/{session_id}")
         await ask_of_responses(checked)
         await ask_of_files(checked)
         await ask_of_streams(checked)
+        await ask_of_weights(checked, tmp_path)
         tried |= checked.tried
     speaks = AlignedEngine(" And so,", " my fellow Americans")
     async with server(tmp_path / "speaks", engine=speaks) as checked:
         await ask_of_audio(checked)
         tried |= checked.tried
     await speaks.speech.shutdown()
+    async with server(tmp_path / "fills", engine=FakeEngineClient(token_names=GAP_TOKENS)) as checked:
+        gap = {"input_prefix": "a", "input_suffix": "b", "n_predict": 2}
+        await checked.ask("POST", "/infill", gap)
+        await checked.ask("POST", "/infill", {**gap, "n_probs": 1, "return_tokens": True, "stop": ["a"]})
+        tried |= checked.tried
     for num_labels, paths in ((1, SCORING), (2, ("/classify",))):
         async with server(tmp_path / str(num_labels), num_labels) as checked:
             for path, body in SHAPES:

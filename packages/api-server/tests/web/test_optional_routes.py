@@ -36,7 +36,7 @@ def test_the_table_has_the_paths_of_every_option(folder: Path) -> None:
         processes=ProcessConfig(has_sleep_mode=True),
         engine=EngineArgs("fake", profiler_config={"torch_profiler_dir": "traces"}),
         adapters=AdapterNames(root=str(folder)),
-        reload=ReloadOptions(reload_models=(f"next={folder}",)),
+        reload=ReloadOptions(reload_models=(f"next={folder}",), weight_update_dir=str(folder)),
     )
     assert {f"/{'/'.join(path.split('/')[1:3])}" if path.startswith("/v1") else path
             for path in everything - paths_of(HTTPConfig())} == set(OPTIONS)  # fmt: skip

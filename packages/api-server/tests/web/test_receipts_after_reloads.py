@@ -22,7 +22,8 @@ from llmstack_server.commands import VerifyCommand
 from llmstack_server.options.reload_options import ReloadOptions
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import FakeEngineClient, call, ready_state
-from llmstack_server.web.receipts import MIXED_WEIGHTS, NotedOutputs, check_signature, make_key, open_signer
+from llmstack_server.web.receipts import MIXED_WEIGHTS, check_signature, make_key, open_signer
+from llmstack_types import SamplingParams
 
 from .test_receipts import run
 
@@ -112,18 +113,18 @@ async def test_what_moves_says_so_and_what_waits_has_the_weights_of_its_tokens(
     assert receipts[1]["numeric_contract"] == weights["numeric_contract_id"]
 
 
-def noted(key_file: str, state: ServerState, *computed: tuple[str, ...]) -> NotedOutputs:
-    """Outputs of prompts, by the weights that have computed each."""
+def receipt_of_prompts(key_file: str, state: ServerState, *computed: tuple[str, ...]) -> dict[str, Any]:
+    """The receipt of an answer to prompts, by the weights that have computed each."""
     assert state.ready is not None
     signer = open_signer(key_file)
-    outputs: Any = SimpleNamespace(prompts=[SimpleNamespace(adapter=None)])
-    found = NotedOutputs(signer, state, outputs)
+    outputs: Any = SimpleNamespace(prompts=[SimpleNamespace(adapter=None, sampling_params=SamplingParams())])
+    noted, sign = signer.note(state, outputs)
     for index, names in enumerate(computed):
         engines = tuple(
             dataclasses.replace(state.ready, weights_name=name, backends={"weights": name[0]}) for name in names
         )
-        found._note(RequestOutput("id", None, [], prompt_index=index, engines=engines))
-    return found
+        noted.engines[index] = RequestOutput("id", None, [], prompt_index=index, engines=engines).engines
+    return sign("a", "m", 1)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def noted(key_file: str, state: ServerState, *computed: tuple[str, ...]) -> Note
 def test_a_receipt_has_each_engine_core_once(key_file: str, computed: Any, names: list[str]):
     state = ready_state(FakeEngineClient())
     state.config = dataclasses.replace(state.config, reload=ReloadOptions(reload_models=("smaller=/m",)))
-    receipt = noted(key_file, state, *computed).receipt("a", "m", 1)
+    receipt = receipt_of_prompts(key_file, state, *computed)
     assert [one["weights_name"] for one in (receipt, *receipt.get("moved_to", ()))] == names
     check_signature(receipt)
 
@@ -146,7 +147,7 @@ def test_a_receipt_has_each_engine_core_once(key_file: str, computed: Any, names
 def test_prompts_that_different_weights_have_computed_have_a_reason_instead(
     key_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    answer = noted(key_file, ready_state(FakeEngineClient()), ("start",), ("next",)).receipt("a", "m", 1)
+    answer = receipt_of_prompts(key_file, ready_state(FakeEngineClient()), ("start",), ("next",))
     assert answer == {"version": 1, "answer": "a", "missing": MIXED_WEIGHTS}
     path = tmp_path / "answer.json"
     path.write_text(json.dumps({"receipt": answer}))
@@ -182,7 +183,7 @@ def test_the_command_tells_of_a_move_and_checks_it(
     monkeypatch.setattr(verify_module, "LLM", SameWeights)
     state = ready_state(FakeEngineClient())
     state.config = dataclasses.replace(state.config, reload=ReloadOptions(reload_models=("smaller=/m",)))
-    receipt = noted(key_file, state, ("start", "smaller")).receipt("a", "m", 1)
+    receipt = receipt_of_prompts(key_file, state, ("start", "smaller"))
     del receipt["signature"]
     signed = open_signer(key_file).signed(receipt | {"moved_to": [change(one) for one in receipt["moved_to"]]})
     path = tmp_path / "receipt.json"

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,10 +18,11 @@ import pytest
 from server_helpers.waiting import wait_until
 
 from llmstack_server.app import build_app
+from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.secret import Secret
-from llmstack_server.state import kept_rows, stream_rows, stream_table
+from llmstack_server.state import kept_rows, stream_rows, stream_saver, stream_table, write_behind
 from llmstack_server.state.answer_source import OTHER_TEXT
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
@@ -53,14 +55,15 @@ class Running:
 
 @asynccontextmanager
 async def server(
-    folder: Path, engine: FakeEngineClient | None = None, *, contract: str = "one", keys: tuple[str, ...] = ()
-) -> AsyncIterator[Running]:
+    folder: Path, engine: FakeEngineClient | None = None, *, contract: str = "one", keys: tuple[str, ...] = (),
+    chat: ChatOptions | None = None,
+) -> AsyncIterator[Running]:  # fmt: skip
     engine = engine or FakeEngineClient()
     folder.mkdir(mode=0o700, exist_ok=True)  # noqa: ASYNC240 (a test)
-    state = ready_state(engine, HTTPConfig(state_dir=str(folder), api_keys=tuple(map(Secret, keys))))
+    state = ready_state(engine, HTTPConfig(state_dir=str(folder), api_keys=tuple(map(Secret, keys))), chat=chat)
     assert state.ready is not None
     state.config = replace(state.config, deployment_secret=SECRET)
-    state.ready = replace(state.ready, numeric_contract_id=contract)
+    state.ready = replace(state.ready, numeric_contract_id=contract, backends={"numeric_contract": "holds"})
     app = build_app(state)
     for begin in state.at_ready:
         begin()
@@ -83,6 +86,15 @@ class Killed:
     received: Answer
 
 
+def copied(folder: Path, target: Path) -> Path:
+    """The folder of a server as a kill at this moment leaves it."""
+    shutil.copytree(folder, target, copy_function=shutil.copyfile)
+    target.chmod(0o700)
+    for file in target.iterdir():
+        file.chmod(0o600)
+    return target
+
+
 async def killed_midway(
     tmp_path: Path, path: str = CHATS, body: Any = CHAT, headers: Any = KEY, keys: tuple[str, ...] = ()
 ) -> Killed:
@@ -94,11 +106,7 @@ async def killed_midway(
         received = await sending
         assert before.state.streams.saver is not None
         await before.state.streams.saver.saved()
-        folder = tmp_path / "killed"
-        shutil.copytree(tmp_path / "before", folder, copy_function=shutil.copyfile)
-        folder.chmod(0o700)
-        for file in folder.iterdir():
-            file.chmod(0o600)
+        folder = copied(tmp_path / "before", tmp_path / "killed")
         engine.gate.set()
     return Killed(folder, received.headers["x-llmstack-stream-id"], received)
 
@@ -134,6 +142,17 @@ async def test_a_stream_goes_on_after_its_server_was_killed(tmp_path: Path, path
     assert len({json.loads(event)["id"] for _, event in events[:-1]}) == 1
     own = re.compile(rb'"id":"[^"]*"|"created":\d+')
     assert [own.sub(b"", event) for _, event in events] == [own.sub(b"", event) for event in expected]
+
+
+async def test_a_reader_from_the_beginning_gets_the_same_events_after_a_restart(tmp_path: Path):
+    killed = await killed_midway(tmp_path)
+    async with server(killed.folder) as after:
+        whole = await after.rest(killed.stream_id)
+        again = await after.rest(killed.stream_id)
+    first = events_of(killed.received)
+    assert events_of(whole)[: len(first)] == first
+    assert events_of(whole)[-1][1] == b"[DONE]"
+    assert again.body == whole.body
 
 
 async def test_the_receipt_of_a_stream_that_goes_on_names_the_answer_that_its_reader_has(tmp_path: Path):
@@ -233,7 +252,10 @@ async def test_another_model_ends_a_stream_with_an_error_after_what_was_seen(tmp
     async with server(killed.folder, contract="another") as after:
         number = events_of(killed.received)[-1][0]
         rest = await after.rest(killed.stream_id, number)
+        assert rest.status == 200
         assert restarts.OTHER_MODEL.encode() in rest.body
+        whole = await after.rest(killed.stream_id)  # what was seen is not encoded for another model
+        assert (whole.status, whole.json()["error"]["code"]) == (503, "engine_unavailable")
         assert not after.engine.admitted
     async with server(killed.folder) as third:
         assert (await third.rest(killed.stream_id, number)).status == 404
@@ -277,7 +299,8 @@ async def test_streams_that_are_too_old_are_deleted(tmp_path: Path):
     async with server(killed.folder) as after:
         assert (await after.rest(killed.stream_id, 1)).status == 404
     with sqlite3.connect(killed.folder / stream_rows.FILE_NAME) as connection:
-        assert connection.execute("SELECT count(*) FROM pieces").fetchone() == (0,)
+        for table in ("pieces", "log"):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
     connection.close()
 
 
@@ -290,6 +313,53 @@ async def test_a_full_disk_leaves_streams_in_memory(tmp_path: Path, monkeypatch:
         answer = await running.post(CHAT)
         assert events_of(answer)[-1][1] == b"[DONE]"
         assert (await running.rest(answer.headers["x-llmstack-stream-id"])).body == answer.body
+
+
+async def test_a_stream_beyond_the_limits_of_the_next_server_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    killed = await killed_midway(tmp_path)
+    monkeypatch.setattr(stream_table, "MAX_PER_OWNER", 0)
+    async with server(killed.folder) as after:
+        assert (await after.rest(killed.stream_id, 1)).status == 404
+    monkeypatch.undo()
+    async with server(killed.folder) as third:
+        assert (await third.rest(killed.stream_id, 1)).status == 404
+        assert not third.engine.admitted
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_stream_that_could_not_be_kept_is_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
+):
+    monkeypatch.setattr(stream_saver, "RETRY_S", 0.01)
+    monkeypatch.setattr(write_behind, "MAX_WRITE_S", 0.05)
+    well = threading.Event()
+    write = kept_rows.KeptRows.write
+
+    def write_or_not(*values: Any) -> None:
+        if fails and not well.is_set():
+            raise sqlite3.OperationalError("database or disk is full")
+        well.wait(20)  # a disk that does not answer
+        write(*values)
+
+    engine = HeldEngine(num_free_tokens=4)
+    async with server(tmp_path / "state", engine) as before:
+        sending = asyncio.create_task(before.post(CHAT))
+        await wait_until(lambda: engine.num_held)
+        assert before.state.streams.saver is not None
+        await before.state.streams.saver.saved()
+        monkeypatch.setattr(kept_rows.KeptRows, "write", write_or_not)
+        engine.gate.set()
+        received = await sending  # in memory alone
+        again = await before.post(CHAT, headers={"Idempotency-Key": "another"})
+        assert [events_of(answer)[-1][1] for answer in (received, again)] == [b"[DONE]"] * 2
+        assert "cannot be kept" in caplog.text
+        well.set()
+    assert caplog.text.count("cannot be kept") <= 2  # and not once for each attempt
+    async with server(tmp_path / "state") as after:
+        assert (await after.rest(received.headers["x-llmstack-stream-id"], 1)).status == 404
+        assert not after.engine.admitted
 
 
 def test_a_damaged_database_is_refused_by_name(tmp_path: Path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_core_helpers.steps import step_record
 from server_helpers.waiting import wait_until
 
 from llmstack_llm.requests import GenerationRequest
@@ -19,15 +20,7 @@ from llmstack_server.options.secret import Secret
 from llmstack_server.state.peers import Peers
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 from llmstack_server.web.clients import clients_of
-from llmstack_types import (
-    RequestEvent,
-    RequestStatus,
-    ScheduledRequest,
-    SchedulerStats,
-    StepPhases,
-    StepRecord,
-    StepRecording,
-)
+from llmstack_types import RequestEvent, RequestStatus, ScheduledRequest, StepRecording
 
 KEYS = ("alice", "bob", "root")
 RESPONSE = {"model": "fake", "input": "One", "max_output_tokens": 3}
@@ -211,10 +204,9 @@ def test_a_tenant_tells_neither_its_key_nor_its_place():
 
 def step_log(tenants: dict[str, str]) -> StepRecording:
     rows = [ScheduledRequest(name, 3, 2, [5], [9]) for name in ("a", "b", "old")]
-    stats = SchedulerStats(2, num_running=3, num_free_blocks=7, num_blocks=8)
-    record = StepRecord(10.0, StepPhases(0.0, 0.0, 0.0), stats, rows)
-    before = record._replace(stats=stats._replace(step=1), rows=rows[2:])
-    return StepRecording(20.0, [before, record], [RequestEvent("b", RequestStatus.RUNNING, 1.0)], tenants)
+    blocks = {"num_running": 3, "num_free_blocks": 7, "num_blocks": 8}
+    steps = [step_record(1, rows[2:], **blocks), step_record(2, rows, **blocks)]
+    return StepRecording(20.0, steps, [RequestEvent("b", RequestStatus.RUNNING, 1.0)], tenants)
 
 
 async def test_steps_show_a_key_those_of_its_own_requests_and_that_others_were_there(engine: OwnersEngine):

@@ -29,6 +29,7 @@ OF_PACKAGES = {
     "bench": "llmstack_bench.commands:BenchCommand",
     "cluster-key": "llmstack_engine_client.commands.cluster_key:ClusterKeyCommand",
     "explain": "llmstack_insight.commands.explain:ExplainCommand",
+    "logprobs": "llmstack_server.commands:LogprobsCommand",
     "receipt-key": "llmstack_server.commands:ReceiptKeyCommand",
     "replay": "llmstack_insight.commands.replay:ReplayCommand",
     "run-batch": "llmstack_server.commands:RunBatchCommand",

@@ -25,7 +25,7 @@ def fold_dotted_flags(arguments: Sequence[str]) -> list[str]:
     if not dotted:
         return list(arguments)
     folded: list[str] = []
-    flag_to_value: dict[str, Any] = {}
+    flag_to_value: dict[str, object] = {}
     flag_to_index: dict[str, int] = {}
     words = iter(arguments)
     for word in words:

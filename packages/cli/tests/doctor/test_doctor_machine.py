@@ -55,6 +55,17 @@ def test_little_memory_has_a_remedy(tmp_path: Path):
     assert "--kv-cache-memory-bytes" in found.remedy
 
 
+def test_caches_are_those_that_kernels_are_cut_to(monkeypatch: pytest.MonkeyPatch):
+    caches = pytest.importorskip("llmstack_kernels.caches")
+    monkeypatch.setenv(caches.ENVIRONMENT_VARIABLE, "32K,512K,4M")
+    found = only(machine.caches())
+    assert (found.name, found.state) == ("caches", "ok")
+    assert found.text.startswith("L1d 32K, L2 512K, L3 4M a core of ")
+    assert "(environment): stretch 8K, " in found.text
+    monkeypatch.setattr(machine, "package_module", lambda name: None)
+    assert not list(machine.caches())
+
+
 @pytest.mark.parametrize(
     ("cuda", "text"), [("'12.8'", "2.13.0, for CUDA 12.8"), ("None", "2.13.0, for processors alone")]
 )

@@ -68,8 +68,8 @@ def test_a_machine_that_can_serve_ends_with_zero(capsys: pytest.CaptureFixture[s
     assert found["state folder"]["text"] == f"{folder}, which the start creates"
     assert not folder.exists()
     assert list(found) == [
-        "system", "processor", "memory", "GPU", "packages", "torch", "native kernels", "Ray", "model", "start", "port",
-        "state folder", "hub",
+        "system", "processor", "caches", "memory", "GPU", "packages", "torch", "native kernels", "bytecode",
+        "Ray", "model", "start", "port", "state folder", "hub",
     ]  # fmt: skip
     assert all(each["remedy"] for each in found.values() if each["state"] == "note" and each["name"] != "start")
 

@@ -121,6 +121,8 @@ class _Reading:
             if self._is_around is not None and self._is_around(request_id):
                 self._follow(request_id, is_over=status.value.startswith("finished"))
         self._statuses.clear()
+        for one in scheduler.take_returns():
+            self._notes[one.request_id] = self._notes.get(one.request_id, RequestNote())._replace(went_on=one)
         kind, decided = unpack(item.packed, list)
         if kind == SCHEDULED:
             self._begun_s = min(self._begun_s, self._now_s)

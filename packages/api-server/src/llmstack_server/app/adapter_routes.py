@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
@@ -65,8 +64,8 @@ def add_adapter_routes(router: Router, state: ServerState, root: str) -> None:
         """Loads an adapter, which requests name as their model from then on."""
         fields = parse(LoadLoRAAdapterRequest, await _read(state, request))
         name = fields.lora_name
-        _check_name(state, name)
         async with _changing(state, name):
+            _check_name(state, name)  # no other model can load it now
             if state.engine.adapters.find(name) is not None and not fields.load_inplace:
                 raise InvalidRequestError(
                     f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
@@ -92,7 +91,7 @@ def add_adapter_routes(router: Router, state: ServerState, root: str) -> None:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-async def _read(state: ServerState, request: Request) -> dict[str, Any]:
+async def _read(state: ServerState, request: Request) -> dict[str, object]:
     limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
     return await read_json_object(request.headers, request.receive, limits, state.decoding)
 
@@ -113,10 +112,9 @@ async def _changing(state: ServerState, name: str) -> AsyncIterator[None]:
 
 
 def _check_name(state: ServerState, name: str) -> None:
-    if name in state.config.served_model_names:
-        raise InvalidRequestError(
-            f"'{name[:64]}' is the name of the served model.", param="lora_name", code="invalid_value"
-        )
+    if name in state.config.served_model_names or state.is_name_taken(name):
+        owner = "the served model" if name in state.config.served_model_names else "another model, or of its adapter"
+        raise InvalidRequestError(f"'{name[:64]}' is the name of {owner}.", param="lora_name", code="invalid_value")
 
 
 def _path_below(root: str, path: str) -> str:

@@ -33,7 +33,7 @@ from llmstack_server.web.middleware import (
 )
 from llmstack_server.web.optional_routes import OPTIONS, folder_of
 from llmstack_server.web.rate_limit import RateLimitMiddleware
-from llmstack_server.web.routes import RouteTable, route_path
+from llmstack_server.web.routes import Router, RouteTable, route_path
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, STREAM_ID_HEADER
 
 _EXPOSED_HEADERS = (
@@ -60,7 +60,7 @@ class Application(FastAPI):
             app = layer(app, *arguments, **options)
         return app
 
-    def openapi(self) -> dict[str, Any]:
+    def openapi(self) -> dict[str, object]:
         """The description of all routes, made once."""
         if self.openapi_schema is None:
             from llmstack_server.web.openapi_document import complete_document  # late: it has a type for each answer
@@ -71,6 +71,20 @@ class Application(FastAPI):
 
 def build_app(state: ServerState) -> Application:
     """The application of one server. It starts nothing; `state` decides what is answered."""
+    return make_app(state, build_router(state))
+
+
+def build_model_app(state: ServerState) -> Application:
+    """The application of one of several models, behind the layers of a server that are before all of them."""
+    return make_app(state, build_router(state), is_inner=True)
+
+
+def make_app(state: ServerState, router: Router, *, is_inner: bool = False) -> Application:
+    """The application with the routes of a router.
+
+    `is_inner`: Whether requests have passed the layers of another application: their ids, keys and limits are checked,
+    and it renders errors.
+    """
     http = state.config.http
     app = Application(
         title="llmstack",
@@ -80,13 +94,15 @@ def build_app(state: ServerState) -> Application:
         openapi_url="/openapi.json" if http.has_docs else None,
         redirect_slashes=False,
     )
-    router = build_router(state)
     app.include_router(router)
     app.add_exception_handler(HTTPException, _translator(router.routes))
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(Exception, _raise)
     app.table = RouteTable(router.routes)
-    _add_middleware(app, state)
+    if is_inner:
+        app.add_middleware(RouteMiddleware, state=state, table=app.table)
+    else:
+        _add_middleware(app, state)
     state.application = app
     return app
 
@@ -185,7 +201,7 @@ def add_custom_middleware(app: FastAPI, names: tuple[str, ...]) -> None:
             app.add_middleware(BaseHTTPMiddleware, dispatch=found)
 
 
-def load_middleware(name: str) -> Any:
+def load_middleware(name: str) -> object:
     """The ASGI class, or async function of a request and `call_next`, at `module:name` or `module.name`.
 
     Raises:

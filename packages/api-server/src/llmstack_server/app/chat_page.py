@@ -41,7 +41,7 @@ def add_chat_page(router: Router, http: HTTPConfig) -> None:
 
 def pages_of(http: HTTPConfig) -> list[tuple[str, str]]:
     """Names and paths of the pages for people that this server has."""
-    chat = [("Chat", CHAT_PATH), ("Live", LIVE_PATH)] if http.has_chat_page else []
+    chat = [("Chat", CHAT_PATH), *([("Live", LIVE_PATH)] if http.has_live_page else [])] if http.has_chat_page else []
     return [*chat, *([("API", "/docs")] if http.has_docs else []), ("Metrics", "/metrics")]
 
 

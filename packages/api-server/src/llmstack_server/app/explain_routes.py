@@ -16,7 +16,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.api_types import ExplainedRequest
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, request_not_found, server_is_overloaded
-from llmstack_server.web.routes import Router, RouteSpec
+from llmstack_server.web.routes import Needs, Router, RouteSpec
 from llmstack_types import EngineReady, StepRecording
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ def add_explanation_route(router: Router, state: ServerState) -> None:
         state.peers.add_topic(READER_TOPIC, lambda name: _reader_answer(state, name))
         state.peers.add_topic(NAMED_TOPIC, lambda question: _named_answer(state, question))
 
-    @router.declare(RouteSpec("GET", "/v1/requests/{request_id}/explanation", ExplainedRequest))
+    @router.declare(RouteSpec(
+        "GET", "/v1/requests/{request_id}/explanation", ExplainedRequest, needs=Needs.ENGINE  # it wakes nothing
+    ))  # fmt: skip
     async def explanation(request_id: str, estimates: bool = False) -> Response:
         """Explains the time of a request, in sentences and figures, while the server keeps its steps.
 
@@ -193,6 +195,7 @@ def _estimate(found: Explanation, answer: _Answer, state: ServerState) -> None:
         "max_itl_ms": engine.max_itl_ms or 0.0,
         "max_itl_steps": engine.itl_steps(),
         "max_num_partial_prefills": engine.max_num_partial_prefills,
+        "shorter_prompts_first": engine.shorter_prompts_first,
         "max_loras": _max_loras(state),
     }
     add_estimates_of_engine(found, answer.log, answer.ready, settings, engine.enable_prefix_caching)

@@ -1,4 +1,4 @@
-"""Where a prompt parts from an earlier one of its key, and why less was cached."""
+"""Texts of an explanation: where a prompt differs from one before it."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _FIELD_TO_PREPARE: dict[str, Prepare] = {
 }
 
 
-async def prepare_invocation(state: ServerState, body: dict[str, Any]) -> WholeAnswer:
+async def prepare_invocation(state: ServerState, body: dict[str, object]) -> WholeAnswer:
     """Prepares the request by the API that its body is for.
 
     Raises:

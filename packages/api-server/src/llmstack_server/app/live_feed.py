@@ -69,7 +69,7 @@ class Part:
             self._frames[tenant] = sse.frame(sse.encode_json(body)) if has_news else b""
         return self._frames[tenant]
 
-    def _of_all(self) -> dict[str, Any]:
+    def _of_all(self) -> dict[str, object]:
         rows = [row for report in self.reports for _, *row in report["predictions"]]
         timeline = timeline_of(self.found.log, self._time_of_day)
         body = {**self.server, "gap": self.found.gap, "predictions": rows, **timeline, "shadow": self.shadow}
@@ -78,7 +78,7 @@ class Part:
             body["weights"] = {**body["weights"], "num_finishing": num_finishing}
         return body
 
-    def _of(self, tenant: str) -> dict[str, Any]:
+    def _of(self, tenant: str) -> dict[str, object]:
         """The requests of one tenant, and nothing about those of others."""
         tenants = self.found.log.tenants
         own = [row for report in self.reports for owner, *row in report["predictions"] if owner == tenant]
@@ -152,7 +152,7 @@ class LiveFeed:
         reports: Reports = ()
         if steps or is_due:
             reports = [report_of(state, age_s), *await state.ask_peers(f"{TOPIC} {round(1000 * age_s)}")]
-        weights = {"name": state.weights_name, "num_finishing": None} if state.config.reload.reload_models else None
+        weights = {"name": state.weights_name, "num_finishing": None} if state.config.reload.changes_weights else None
         server = {
             "engine": self._engine_index, "num_engines": len(state.engine.engines), "core": found.core,
             "weights": weights,
@@ -182,6 +182,6 @@ class _Clock:
         return self._offset_s
 
 
-def report_of(state: ServerState, age_s: float) -> dict[str, Any]:
+def report_of(state: ServerState, age_s: float) -> dict[str, object]:
     """What this process has predicted in the last seconds, and how many requests finish with earlier weights."""
     return {"predictions": state.recent_requests.rows(age_s), "num_finishing": state.engine.num_finishing_requests}

@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
@@ -45,7 +44,9 @@ def add_live_page(router: Router, state: ServerState) -> None:
         """A document without data: the stream needs the key."""
         return page_response(request, timeline_page(), state.config.http)
 
-    @router.declare(RouteSpec("GET", f"{LIVE_PATH}/events", Content.FILE, is_documented=False))
+    @router.declare(RouteSpec(
+        "GET", f"{LIVE_PATH}/events", Content.FILE, is_documented=False, needs=Needs.ENGINE
+    ))  # fmt: skip
     async def live_events(request: Request) -> Response:
         """Steps after step `after`, and those that follow, as server-sent events: of engine core `engine`, or of all.
 
@@ -138,5 +139,5 @@ async def _events(state: ServerState, feeds: Mapping[LiveFeed, Position], tenant
             read.cancel()
 
 
-async def _answer(state: ServerState, age_ms: str) -> dict[str, Any] | None:
+async def _answer(state: ServerState, age_ms: str) -> dict[str, object] | None:
     return None if state.opened_engine is None else report_of(state, int(age_ms) / 1000)

@@ -50,7 +50,7 @@ def add_pause_routes(router: Router, state: ServerState) -> None:
         mode, clears_cache = _pause_query(request.query_params)
         await _set_paused(state, "on")
         await state.ask_peers(f"{PAUSE_TOPIC} on")
-        await _wait_until_idle(state, aborts=mode == "abort")
+        await wait_until_idle(state, aborts=mode == "abort")
         if clears_cache:
             await state.engine.control(Control.RESET_PREFIX_CACHE)
         return JSONResponse({"status": "paused"})
@@ -130,11 +130,11 @@ def belongs_to(engine_id: str, given: str) -> bool:
     return any(name.startswith(given) and _ENDING.fullmatch(name, len(given)) is not None for name in names)
 
 
-async def _wait_until_idle(state: ServerState, *, aborts: bool) -> None:
-    """Waits until no process of the server has a request in flight.
+async def wait_until_idle(state: ServerState, *, aborts: bool, or_else: str = "The server is paused") -> None:
+    """Waits until no process of the server has a request in flight. `or_else`: What holds if that takes too long.
 
     Raises:
-        HTTPError: 503; that took too long. The server stays paused.
+        HTTPError: 503; it did.
     """
     try:
         async with asyncio.timeout(MAX_PAUSE_WAIT_S):
@@ -146,4 +146,4 @@ async def _wait_until_idle(state: ServerState, *, aborts: bool) -> None:
                     return
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise HTTPError(engine_unavailable("The server is paused, but requests are still running.")) from None
+        raise HTTPError(engine_unavailable(f"{or_else}, but requests are still running.")) from None

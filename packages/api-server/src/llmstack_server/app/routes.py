@@ -9,6 +9,8 @@ from starlette.responses import JSONResponse, Response
 from llmstack_server import server_version
 from llmstack_server.apis.anthropic.routes import add_anthropic_routes
 from llmstack_server.apis.audio.routes import add_audio_routes
+from llmstack_server.apis.decisions.routes import add_decision_routes
+from llmstack_server.apis.llama_cpp.routes import add_llama_cpp_routes
 from llmstack_server.apis.ollama.routes import add_ollama_routes
 from llmstack_server.apis.openai.routes import add_openai_routes
 from llmstack_server.apis.pooling.routes import add_pooling_routes
@@ -25,9 +27,11 @@ from llmstack_server.app.pause_routes import add_pause_routes
 from llmstack_server.app.profile_routes import add_profile_routes
 from llmstack_server.app.reload_routes import add_reload_routes
 from llmstack_server.app.server_info import server_info
+from llmstack_server.app.session_routes import add_session_routes
 from llmstack_server.app.sleep_routes import add_sleep_routes
 from llmstack_server.app.steps import add_steps_routes
 from llmstack_server.app.stream_routes import add_stream_routes
+from llmstack_server.app.weight_routes import add_weight_routes
 from llmstack_server.observability.metrics import CONTENT_TYPE
 from llmstack_server.options.named_objects import load_named
 from llmstack_server.state.lifecycle import LifecycleState
@@ -52,21 +56,25 @@ def build_router(state: ServerState) -> Router:
 
         state.receipts = open_signer(key_file)
     _add_health_routes(router, state)
+    add_process_routes(router)
     _add_server_routes(router, state)
     add_openai_routes(router, state)
     add_pooling_routes(router, state)
     add_audio_routes(router, state)
     add_realtime_route(router, state)
-    if state.config.http.state_dir is not None:
+    if state.config.http.state_dir is not None and not state.is_one_of_several:  # files belong to no model
         from llmstack_server.apis.batches.routes import add_batch_routes  # late: SQLite and the parser of forms
 
         add_batch_routes(router, state)
     add_responses_routes(router, state)
     add_anthropic_routes(router, state)
     add_ollama_routes(router, state)
+    add_llama_cpp_routes(router, state)
+    add_decision_routes(router, state)
     add_invocations_route(router, state)
     add_steps_routes(router, state)
     add_explanation_route(router, state)
+    add_session_routes(router, state)
     add_stream_routes(router, state)
     if state.config.http.has_docs:
         add_docs_routes(router, state.config.http)
@@ -86,6 +94,7 @@ def build_router(state: ServerState) -> Router:
         if state.config.adapters.root is not None:
             add_adapter_routes(router, state, state.config.adapters.root)
         add_reload_routes(router, state)
+        add_weight_routes(router, state)
     return router
 
 
@@ -104,11 +113,6 @@ def _add_health_routes(router: Router, state: ServerState) -> None:
             raise HTTPError(engine_unavailable("The server is recovering: another engine core is being started."))
         return await _health(state, (LifecycleState.READY,))
 
-    @router.declare(RouteSpec("GET HEAD POST", "/ping", Content.EMPTY, needs=Needs.NOTHING, key=Key.UNUSED))
-    async def ping() -> Response:
-        """200 while the process runs."""
-        return Response(status_code=200)
-
 
 async def _health(state: ServerState, healthy: tuple[LifecycleState, ...]) -> Response:
     current = state.lifecycle.reported_state
@@ -118,28 +122,36 @@ async def _health(state: ServerState, healthy: tuple[LifecycleState, ...]) -> Re
         except EngineDeadError:
             current = LifecycleState.STOPPED
         else:
-            return JSONResponse({"status": str(current)})
+            body: dict[str, object] = {"status": str(current)}
+            if state.idle is not None:
+                body["sleep_level"] = state.engine.sleep_level
+            return JSONResponse(body)
     answer = engine_unavailable(f"The server is not ready: {current}.")
     return JSONResponse(health_body(answer, str(current)), status_code=503, headers=dict(answer.headers))
 
 
-def _add_server_routes(router: Router, state: ServerState) -> None:
+def add_process_routes(router: Router) -> None:
+    """What a process tells whatever it serves: that it runs, and its version."""
+
+    @router.declare(RouteSpec("GET HEAD POST", "/ping", Content.EMPTY, needs=Needs.NOTHING, key=Key.UNUSED))
+    async def ping() -> Response:
+        """200 while the process runs."""
+        return Response(status_code=200)
+
     @router.declare(RouteSpec("GET HEAD", "/version", Version, needs=Needs.NOTHING))
     async def version() -> Response:
         """The version of the server package."""
         return JSONResponse({"version": server_version()})
 
+
+def _add_server_routes(router: Router, state: ServerState) -> None:
     metrics_key = Key.UNUSED if state.config.http.has_open_metrics else Key.REQUIRED
 
     @router.declare(RouteSpec("GET HEAD", "/metrics", Content.TEXT, needs=Needs.NOTHING, key=metrics_key))
     async def metrics() -> Response:
         """Metrics of all processes of the server, as Prometheus text."""
         state.metrics.set_lifecycle_state(str(state.lifecycle.state))
-        state.metrics.set_sleep_level(0 if state.opened_engine is None else state.opened_engine.sleep_level)
-        if state.opened_engine is not None:
-            state.metrics.set_adapter_use(state.config.engine.max_loras, *state.opened_engine.adapter_use())
-        queue = state.queue.state()
-        state.metrics.set_queue(predict_wait(replace(queue, quantum=0), 0, ""), queue.tokens_per_s)
+        set_gauges(state)
         peers, is_operator = await state.ask_peers("metrics"), current_client.get().is_operator
         return Response(state.metrics.render(peers, is_operator=is_operator), media_type=CONTENT_TYPE)
 
@@ -152,6 +164,15 @@ def _add_server_routes(router: Router, state: ServerState) -> None:
     async def info() -> Response:
         """The configuration, state and versions; read-only, without secrets."""
         return JSONResponse(server_info(state))
+
+
+def set_gauges(state: ServerState) -> None:
+    """Sets the metrics that have the value of the moment they are asked for."""
+    state.metrics.set_sleep_level(0 if state.opened_engine is None else state.opened_engine.sleep_level)
+    if state.opened_engine is not None:
+        state.metrics.set_adapter_use(state.config.engine.max_loras, *state.opened_engine.adapter_use())
+    queue = state.queue.state()
+    state.metrics.set_queue(predict_wait(replace(queue, quantum=0), 0, ""), queue.tokens_per_s)
 
 
 def _add_control_routes(router: Router, state: ServerState) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Any
 
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.option import options_of
@@ -13,7 +12,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_types import EngineReady
 
 
-def server_info(state: ServerState) -> dict[str, Any]:
+def server_info(state: ServerState) -> dict[str, object]:
     """Configuration, state and versions; API keys are counted, never shown."""
     config, http = state.config, state.config.http
     ready_engines = [] if state.opened_engine is None else state.opened_engine.engines
@@ -48,12 +47,12 @@ def server_info(state: ServerState) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _engine_options(engine: EngineArgs) -> dict[str, Any]:
+def _engine_options(engine: EngineArgs) -> dict[str, object]:
     """The options of the engine, but for the model, which has a place of its own."""
     return {declared.name: getattr(engine, declared.name) for declared in options_of(EngineArgs)[1:]}
 
 
-def _process_info(state: ServerState) -> dict[str, Any]:
+def _process_info(state: ServerState) -> dict[str, object]:
     """The index of this API process, and how the engine cores run."""
     config, peers = state.config.processes, state.peers
     return {
@@ -68,7 +67,7 @@ def _process_info(state: ServerState) -> dict[str, Any]:
     }
 
 
-def _engine_info(ready: EngineReady) -> dict[str, Any]:
+def _engine_info(ready: EngineReady) -> dict[str, object]:
     return {
         "dtype": ready.dtype, "device": ready.device, "max_model_len": ready.max_model_len, "pid": ready.pid,
         "num_blocks": ready.num_blocks, "block_size": ready.block_size, "kv_cache_bytes": ready.kv_cache_bytes,

@@ -33,6 +33,7 @@ def add_sleep_routes(router: Router, state: ServerState) -> None:
         level = request.query_params.get("level", "1")
         if not await state.engine.sleep(check_sleep_level(_LEVELS.get(level))):
             raise HTTPError(engine_unavailable("The engine cannot sleep: requests are running."))
+        _note_operator(state)
         await state.ask_peers(SLEEP_QUESTION)
         return Response(status_code=200)
 
@@ -54,6 +55,7 @@ def add_sleep_routes(router: Router, state: ServerState) -> None:
         if tags == {"weights"}:
             return Response(status_code=200)  # level 1 has kept them
         await state.engine.wake_up()
+        _note_operator(state)
         await state.ask_peers(SLEEP_QUESTION)
         return Response(status_code=200)
 
@@ -61,6 +63,12 @@ def add_sleep_routes(router: Router, state: ServerState) -> None:
     async def is_sleeping() -> Response:
         """Whether the engine sleeps; `/wake_up` ends the sleep."""
         return JSONResponse({"is_sleeping": await state.engine.current_sleep_level() > 0})
+
+
+def _note_operator(state: ServerState) -> None:
+    """What an operator says of the sleep holds: no request wakes an engine that was put to sleep."""
+    if state.idle is not None:
+        state.idle.note_use()
 
 
 async def _sleep_level(state: ServerState) -> int | None:

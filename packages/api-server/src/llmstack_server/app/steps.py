@@ -16,7 +16,7 @@ from llmstack_server.web.api_types import Steps
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, step_log_not_kept
 from llmstack_server.web.openapi import NUMBER, TEXT
-from llmstack_server.web.routes import Content, Router, RouteSpec
+from llmstack_server.web.routes import Content, Needs, Router, RouteSpec
 from llmstack_types import RequestEvent, ScheduledRequest, StepRecord, StepRecording
 
 MAX_DIGITS = 18
@@ -37,7 +37,7 @@ def add_steps_routes(router: Router, state: ServerState) -> None:
     engine_query = {"engine": (NUMBER, "the index of the engine core")}
 
     @router.declare(RouteSpec(
-        "GET", "/steps", Steps,
+        "GET", "/steps", Steps, needs=Needs.ENGINE,
         query={
             "after": (NUMBER, "the last step that is known"), **engine_query,
             "core": (TEXT, "the engine core that `after` is of, from an earlier answer"),
@@ -56,7 +56,9 @@ def add_steps_routes(router: Router, state: ServerState) -> None:
         shown = step_log_object(found.log, time.time(), tenant)
         return JSONResponse({**shown, "core": found.core, "gap": found.gap})
 
-    @router.declare(RouteSpec("GET", "/steps/log", Content.FILE, query=engine_query, is_for_operators=True))
+    @router.declare(RouteSpec(
+        "GET", "/steps/log", Content.FILE, query=engine_query, needs=Needs.ENGINE, is_for_operators=True
+    ))  # fmt: skip
     async def log(request: Request) -> Response:
         """The step log of engine core `engine`, for `llmstack replay`, `explain --log` and `tune`; for operators."""
         engine_index = parse_number("engine", request.query_params, max_number=len(state.engine.engines) - 1)
@@ -104,7 +106,7 @@ async def read_steps(state: ServerState, engine_index: int, after_step: int, cor
     return FoundSteps(shown, found, _gap(reason, after_step, shown))
 
 
-def _gap(reason: str, after_step: int, log: StepRecording) -> dict[str, Any]:
+def _gap(reason: str, after_step: int, log: StepRecording) -> dict[str, object]:
     next_step = log.steps[0].stats.step if log.steps else None
     return {"reason": reason, "after": after_step, "next": next_step}
 
@@ -125,7 +127,7 @@ def parse_number(name: str, params: Mapping[str, str], *, max_number: int = 10**
     return int(text)
 
 
-def step_log_object(log: StepRecording, now: float, tenant: str | None = None) -> dict[str, Any]:
+def step_log_object(log: StepRecording, now: float, tenant: str | None = None) -> dict[str, object]:
     """The log as JSON; `now` is the time of day at `log.now_s`, in seconds since 1970.
 
     `tenant`: Who reads it, and sees the steps of its own requests, and that others were in those; None sees all.
@@ -149,7 +151,7 @@ def step_log_object(log: StepRecording, now: float, tenant: str | None = None) -
     }
 
 
-def _step(record: StepRecord, at: Callable[[float], float], is_shown: IsShown) -> dict[str, Any]:
+def _step(record: StepRecord, at: Callable[[float], float], is_shown: IsShown) -> dict[str, object]:
     stats, phases = record.stats, record.phases
     return {
         "step": stats.step,
@@ -167,7 +169,7 @@ def _step(record: StepRecord, at: Callable[[float], float], is_shown: IsShown) -
     }
 
 
-def _row(row: ScheduledRequest) -> dict[str, Any]:
+def _row(row: ScheduledRequest) -> dict[str, object]:
     return {
         "id": row.request_id,
         "num_computed_tokens": row.num_computed_tokens,
@@ -177,5 +179,5 @@ def _row(row: ScheduledRequest) -> dict[str, Any]:
     }
 
 
-def _event(event: RequestEvent, at: Callable[[float], float]) -> dict[str, Any]:
+def _event(event: RequestEvent, at: Callable[[float], float]) -> dict[str, object]:
     return {"time": at(event.time_s), "id": event.request_id, "status": event.status.name}

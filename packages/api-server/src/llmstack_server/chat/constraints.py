@@ -79,7 +79,7 @@ def _constraint(tool_use: ToolUse, tool_parser: ToolParserFactory | None) -> Str
     return None
 
 
-def _array_of_calls(tool_use: ToolUse) -> Mapping[str, Any]:
+def _array_of_calls(tool_use: ToolUse) -> Mapping[str, object]:
     from llmstack_structured_output import tool_calls_schema
 
     max_calls = None if tool_use.is_parallel else 1
@@ -112,13 +112,13 @@ def after_reasoning(constraint: StructuredOutputsParams, plan: ReasoningPlan) ->
     return replace(constraint, **{**_NO_KIND, "structural_tag": tag})
 
 
-def _with_reasoning(begin: str, body: dict[str, Any], plan: ReasoningPlan) -> dict[str, Any]:
+def _with_reasoning(begin: str, body: dict[str, object], plan: ReasoningPlan) -> dict[str, object]:
     reasoning = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": plan.parser.end}
     gap = {"type": "regex", "pattern": "[ \\n]{0,2}"}
     return {"type": "sequence", "elements": [reasoning, gap, body]}
 
 
-def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
+def _format_of(constraint: StructuredOutputsParams) -> dict[str, object] | None:
     """The constraint as a part of a structural tag."""
     if constraint.json is not None:
         schema = _read(constraint.json)
@@ -132,14 +132,14 @@ def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
     return _format_of_tag(constraint.structural_tag)
 
 
-def _format_of_tag(tag: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _format_of_tag(tag: str | Mapping[str, object] | None) -> dict[str, object] | None:
     """The format of a tag; None for the older form, which is not nested."""
     value = _read(tag)
     format_ = value.get("format") if isinstance(value, Mapping) else None
     return format_ if isinstance(format_, dict) else None
 
 
-def _read(value: str | Mapping[str, Any] | None) -> Any:
+def _read(value: str | Mapping[str, object] | None) -> object:
     """The decoded JSON; None for JSON that is invalid or over the limit, which the grammar compiler refuses."""
     from llmstack_structured_output import GrammarLimits
 

@@ -28,7 +28,7 @@ class CompletionLogprobs:
 
     def build(
         self, token_ids: Sequence[int], positions: Sequence[Position | None], prompt_texts: Sequence[str] = ()
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Tokens, their log-probabilities, the most likely ones, and offsets.
 
         A position is None for a prompt's first token, which has none; its text is in `prompt_texts`.
@@ -76,28 +76,28 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool) -> dict[str, Any]:
+def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool) -> dict[str, object]:
     best = sorted(position.items(), key=lambda item: -item[1].logprob)[: num_top if num_top >= 0 else None]
     entry = _chat_token(token_id, position[token_id], shows_ids)
     entry["top_logprobs"] = [_chat_token(other_id, other, shows_ids) for other_id, other in best]
     return entry
 
 
-def _chat_token(token_id: int, entry: Logprob, shows_ids: bool) -> dict[str, Any]:
+def _chat_token(token_id: int, entry: Logprob, shows_ids: bool) -> dict[str, object]:
     text = _text(entry, token_id)
     token = token_name(token_id) if shows_ids else text
     raw = text.encode() if entry.token_bytes is None else entry.token_bytes
     return {"token": token, "logprob": floor(entry.logprob), "bytes": list(raw)}
 
 
-def prompt_logprobs_object(positions: Sequence[Position | None] | None) -> list[dict[str, Any] | None] | None:
+def prompt_logprobs_object(positions: Sequence[Position | None] | None) -> list[dict[str, object] | None] | None:
     """vLLM's `prompt_logprobs`: a map from token id to its values per prompt token; the first is null."""
     if positions is None:
         return None
     return [None if position is None else _prompt_entry(position) for position in positions]
 
 
-def _prompt_entry(position: Position) -> dict[str, Any]:
+def _prompt_entry(position: Position) -> dict[str, object]:
     return {
         str(token_id): {"logprob": floor(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
         for token_id, entry in position.items()

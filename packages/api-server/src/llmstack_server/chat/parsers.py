@@ -1,13 +1,27 @@
-"""Choice of parsers for the model's text, by flags or by its chat template."""
+"""Choice of parsers for the model's text, by flags or by its templates."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import logging
+from typing import Final, Protocol
 
-from llmstack_output_parsers import UnknownParserError, reasoning_parser, tool_parser
+from llmstack_output_parsers import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    ReasoningParserFactory,
+    UnknownParserError,
+    reasoning_parser,
+    tool_parser,
+)
+from llmstack_output_parsers.response_template import is_same_form, parsers_of_template
+from llmstack_output_parsers.template_fields import ResponseTemplateError
 from llmstack_server.options.chat_options import NO_PARSER, ChatOptions
 from llmstack_server.options.errors import ServeError
 from llmstack_server.state.server_state import ChatParsers
+
+logger = logging.getLogger(__name__)
+
+_BY_TEMPLATE: Final = "as the checkpoint's response template says"
 
 
 class ChatTemplateSource(Protocol):
@@ -17,33 +31,80 @@ class ChatTemplateSource(Protocol):
     def source(self) -> str | None: ...
     @property
     def tool_source(self) -> str | None: ...
+    @property
+    def response_template(self) -> object: ...
 
 
 def parsers_for(options: ChatOptions, template: ChatTemplateSource) -> ChatParsers:
     """The parsers for these templates; the one for chats with tools decides, if there is one."""
-    return choose_parsers(options, template.source if template.tool_source is None else template.tool_source)
+    source = template.source if template.tool_source is None else template.tool_source
+    return choose_parsers(options, source, template.response_template)
 
 
-def choose_parsers(options: ChatOptions, template: str | None) -> ChatParsers:
+def choose_parsers(options: ChatOptions, template: str | None, response_template: object = None) -> ChatParsers:
     """The parsers for a model with this chat template; None means a model without one.
+
+    `response_template`: The checkpoint's own; None where it has none.
 
     Raises:
         ServeError: A parser of tool calls is required, and none is known; or a plug-in cannot be loaded.
     """
-    tool_name, tool_reason = _named_or(options.tool_call_parser, _tool_parser_of(template or ""))
-    reasoning_name, reasoning_reason = _named_or(options.reasoning_parser, _reasoning_parser_of(template or ""))
-    if options.needs_tool_parser and tool_name is None:
+    chosen = _Choice(options, template or "")
+    if response_template is not None:
+        chosen.follow(response_template)
+    if options.needs_tool_parser and chosen.tools is None:
         raise ServeError(
             "--enable-auto-tool-choice: no parser of tool calls is known for this model's chat template; "
             "name one by --tool-call-parser"
         )
-    try:
-        tools = None if tool_name is None else tool_parser(tool_name, options.tool_parser_plugin)
+    return chosen.parsers()
+
+
+class _Choice:
+    """Parsers by flags and by the chat template, and then by a response template."""
+
+    def __init__(self, options: ChatOptions, template: str) -> None:
+        tool_name, self._tool_reason = _named_or(options.tool_call_parser, _tool_parser_of(template))
+        name, self._reasoning_reason = _named_or(options.reasoning_parser, _reasoning_parser_of(template))
+        for known, plugin, ours in (
+            (tool_name, options.tool_parser_plugin, TOOL_PARSERS),
+            (name, options.reasoning_parser_plugin, REASONING_PARSERS),
+        ):
+            if plugin is not None and known in ours:
+                logger.info("the parser %s is llmstack's own, so the plug-in %s is not loaded", known, plugin[-128:])
         plugin = options.reasoning_parser_plugin
-        reasoning = None if reasoning_name is None else reasoning_parser(reasoning_name, plugin)
-    except UnknownParserError as error:  # of a plug-in: names were checked before
-        raise ServeError(str(error)) from error
-    return ChatParsers(tools, reasoning, (("tool_call_parser", tool_reason), ("reasoning_parser", reasoning_reason)))
+        self._are_tools_given, self._is_reasoning_given = (
+            given is not None for given in (options.tool_call_parser, options.reasoning_parser)
+        )
+        try:
+            self.tools = None if tool_name is None else tool_parser(tool_name, options.tool_parser_plugin)
+            self.reasoning = None if name is None else reasoning_parser(name, plugin)
+        except UnknownParserError as error:  # of a plug-in: names were checked before
+            raise ServeError(str(error)) from error
+
+    def follow(self, response_template: object) -> None:
+        """Takes what no flag has named from the response template, unless a parser of ours reads the same form."""
+        try:
+            found = parsers_of_template(response_template)
+        except ResponseTemplateError as error:
+            logger.warning("the response template of the checkpoint is not read: %s", error)
+            return
+        tools, reasoning = found.tools, found.reasoning
+        has_own_tools = self._are_tools_given or (tools and self.tools and is_same_form(tools, self.tools))
+        if tools is not None and not has_own_tools:
+            self.tools, self._tool_reason = tools, _BY_TEMPLATE
+        is_known = reasoning and self.reasoning and _tags(reasoning) == _tags(self.reasoning)
+        if reasoning is not None and not (self._is_reasoning_given or is_known):
+            self.reasoning, self._reasoning_reason = reasoning, _BY_TEMPLATE
+
+    def parsers(self) -> ChatParsers:
+        """What was chosen, with the reasons."""
+        facts = (("tool_call_parser", self._tool_reason), ("reasoning_parser", self._reasoning_reason))
+        return ChatParsers(self.tools, self.reasoning, facts)
+
+
+def _tags(parser: ReasoningParserFactory) -> tuple[str, str]:
+    return parser.start, parser.end
 
 
 def _named_or(name: str | None, found: str | None) -> tuple[str | None, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llmstack_llm import (
     ChatPrompt,
@@ -30,6 +30,7 @@ from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline, engine_deadline_s, set_deadline
 from llmstack_server.web.first_token_check import check_first_token
+from llmstack_server.web.sessions import current_session
 from llmstack_server.web.structured import constraint_options
 from llmstack_server.web.unsupported import unsupported
 from llmstack_types import KVTransferParams, RequestOutputKind
@@ -79,12 +80,13 @@ async def submit_chat(
         count = functools.partial(_count_parsed, state, request_type, is_stream)
         plan = replace(plan, on_parsed=count)
     client, deadline, timeout_s = current_client.get(), current_deadline.get(), state.config.http.request_timeout_s
+    session = current_session.get()
     request = GenerationRequest(
         request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.salt + cache_salt,
         tenant=client.tenant, adapter=adapter_of(state, model),
         deadline_s=None if deadline is None else engine_deadline_s(),
         on_admitted=functools.partial(check_first_token, state, request_id),
-        kv_transfer=kv_transfer,
+        kv_transfer=kv_transfer, session=session.name, is_session_final=session.is_final,
     )  # fmt: skip
     source = current_source.get()
     outputs = await (state.engine.submit(request) if source is None else submit_kept(state.engine, source, request))
@@ -129,7 +131,7 @@ async def _chat_prompt(state: ServerState, conversation: Conversation, tool_use:
     )
 
 
-def _template_kwargs(state: ServerState, conversation: Conversation) -> Mapping[str, Any]:
+def _template_kwargs(state: ServerState, conversation: Conversation) -> Mapping[str, object]:
     """The arguments of the server, those for the effort, and those of the request, in this order."""
     kwargs = {**state.config.chat.template_kwargs}
     effort = conversation.reasoning_effort

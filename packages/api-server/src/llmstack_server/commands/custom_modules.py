@@ -1,4 +1,4 @@
-"""Modules of custom code that a line names."""
+"""Modules of custom code in the command line of another engine."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from llmstack_llm.options.resolve import Settings
 from llmstack_server.commands.custom_modules import missing_modules
-from llmstack_server.options.config import config_from
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.server_options import read_assumed_devices
+from llmstack_server.options.several_models import serve_config
 
 if TYPE_CHECKING:
-    from llmstack_server.options.config import ServeConfig
+    from llmstack_server.options.config import ServeConfig, ServedModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def dry_run(settings: Settings) -> DryRun:
     warnings = list(settings.warnings)
     problems: list[str] = []
     try:
-        config = config_from(settings)
+        config = serve_config(settings)
     except ServeError as error:
         problems += str(error).splitlines()
     else:
@@ -58,6 +58,8 @@ def check_files(config: ServeConfig) -> list[str]:
     """
     if config.settings["assume_model"]:
         return []
+    if config.models is not None:
+        return check_models(config.models)
     problems: list[str] = []
     warnings: list[str] = []
     try:
@@ -69,6 +71,17 @@ def check_files(config: ServeConfig) -> list[str]:
     if problems := [*problems, *adapter_problems(config), *reload_problems(config)]:
         raise ServeError("\n".join(problems))
     return warnings
+
+
+def check_models(models: ServedModels) -> list[str]:
+    """Does the same for each of several models, and for the memory of those on this machine."""
+    from llmstack_model_files import is_local_name
+    from llmstack_server.serving.models_server import memory_plans
+
+    local = tuple(one for one in models.models if one.config.model is None or is_local_name(one.config.model))
+    memory_plans(models._replace(models=local))
+    away = [one.entry for one in models.models if all(one is not other for other in local)]
+    return [f"the files of {one.model} ({one.name}) are not checked: it is no local folder" for one in away]
 
 
 def check_model_files(config: ServeConfig) -> list[str]:

@@ -183,10 +183,10 @@ def _serve_config(settings: Settings) -> ServeConfig:
     Raises:
         ServeError: Options are at fault; the text has a line for each.
     """
-    from llmstack_server.options.config import config_from
+    from llmstack_server.options.several_models import serve_config
 
     try:
-        return config_from(settings)
+        return serve_config(settings)
     except ServeError:
         _write("serve", "warning", settings.warnings)
         raise

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from llmstack_engine_core.contract import NOT_NUMERIC
 from llmstack_llm import LLM, LoRARequest
 from llmstack_llm.engine_args import EngineArgsError
 from llmstack_model_files import adapter_digest
@@ -19,7 +20,7 @@ MAX_RECEIPT_BYTES = 256 << 20
 MAX_ADAPTER_BYTES = 1 << 40  # it is the user's own; read in pieces
 
 
-def read_receipt(path: Path) -> dict[str, Any]:
+def read_receipt(path: Path) -> dict[str, object]:
     """The receipt in a file, alone or in an answer.
 
     Raises:
@@ -128,19 +129,27 @@ def _other_numerics(receipt: Mapping[str, Any], ready: EngineReady) -> list[str]
     for one in receipt.get("moved_to", ()):
         if (one["weights"], one["numeric_contract"]) != (receipt["weights"], receipt["numeric_contract"]):
             return ["the computation differs: after a reload it went on with other weights or another numeric contract"]
-    if receipt["numeric_contract"] == ready.numeric_contract_id:
-        return []
-    pairs = [(name, theirs.get(name, "none"), ours.get(name, "none")) for name in sorted({*theirs, *ours})]
-    for name, one, other in pairs:
+    found = other_numerics(receipt["numeric_contract"], theirs, ready, "the receipt")
+    return [] if found is None else [f"the computation differs: {found}"]
+
+
+def other_numerics(contract_id: str, backends: Mapping[str, object], ready: EngineReady, where: str) -> str | None:
+    """How the numerics of an engine core differ from recorded ones; None if both compute equal bits.
+
+    `where`: What has recorded them.
+    """
+    if contract_id == ready.numeric_contract_id:
+        return None
+    ours = ready.backends
+    for name in sorted({*backends, *ours} - set(NOT_NUMERIC)):
+        one, other = backends.get(name, "none"), ours.get(name, "none")
         if one != other:
-            return [f"the computation differs: {name} is {one} in the receipt, and {other} here"]
-    theirs_id, ours_id = receipt["numeric_contract"] or "none", ready.numeric_contract_id or "none"
-    sentences = (
-        f"the computation differs: the numeric contract id is {theirs_id} in the receipt, and {ours_id} here. Only "
-        "equal ids guarantee equal tokens. Weights, kernels and versions are the same, so a data type, the "
-        "quantization or an override of the model is another one, or the id in the receipt is wrong"
+            return f"{name} is {one} in {where}, and {other} here"
+    return (
+        f"the numeric contract id is {contract_id or 'none'} in {where}, and {ready.numeric_contract_id or 'none'} "
+        "here. Only equal ids guarantee equal tokens. Weights, kernels and versions are the same, so a data type, the "
+        f"quantization or an override of the model is another one, or the id in {where} is wrong"
     )
-    return [sentences]
 
 
 def _other_tokens(completions: Sequence[Mapping[str, Any]], llm: LLM, lora: LoRARequest | None) -> list[str]:

@@ -12,7 +12,7 @@ from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
 from llmstack_server.observability.histograms import HistogramFamily
 from llmstack_server.observability.metric_aliases import PREFIX
 from llmstack_types import BlockEviction, DiskCacheStats, EngineReady, FinishReason, SchedulerStats
-from llmstack_types.stats import DISK_MISS_CAUSES
+from llmstack_types.stats import COMPUTED_CAUSES, DISK_MISS_CAUSES
 
 ENGINE_LABELS = ("model_name", "engine")
 CACHE_LABELS = (
@@ -156,6 +156,10 @@ class EngineFamilies:
             f"{PREFIX}kv_cache_disk_misses", "Requests whose prefix was not on disk, or not to its end, by cause.",
             labels("cause"), registry=registry,
         )  # fmt: skip
+        self.computed = Counter(
+            f"{PREFIX}prompt_tokens_computed", "Tokens that requests compute when they begin or go on, by cause.",
+            labels("cause"), registry=registry,
+        )  # fmt: skip
         self.step_phases = Counter(
             f"{PREFIX}step_phase_seconds", "Time of steps, by phase.", labels("phase"), registry=registry
         )
@@ -199,6 +203,7 @@ class EngineMetrics:
         for name, result in _AUDIT_RESULTS.items():
             self._counters[name] = families.audits.labels(*self._labels, result)
         self._disk_misses = [families.disk_misses.labels(*self._labels, cause) for cause in DISK_MISS_CAUSES]
+        self._computed = [families.computed.labels(*self._labels, cause) for cause in COMPUTED_CAUSES]
         # All from the start, so that rates include the first one.
         self._ends = {reason.value: families.success.labels(*self._labels, reason.value) for reason in FinishReason}
         self.set_sleep_level(0)
@@ -227,6 +232,7 @@ class EngineMetrics:
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
         """Adds the figures of one step."""
+        counters, split, histograms = self._counters, self._split, self._histograms
         if scheduler_stats is not None:
             self._record_scheduler(scheduler_stats, num_first_tokens=len(iteration_stats.time_to_first_tokens_s))
         if iteration_stats.phases is not None:
@@ -234,21 +240,30 @@ class EngineMetrics:
                 self._phase_seconds[index] += max(seconds, 0.0)
         if iteration_stats.num_generation_tokens:
             self._num_generation_tokens += iteration_stats.num_generation_tokens
-            self._histograms["inter_token_latency_seconds"].observe_all(iteration_stats.inter_token_latencies_s)
-            self._histograms["time_to_first_token_seconds"].observe_all(iteration_stats.time_to_first_tokens_s)
-        if iteration_stats.num_prompt_tokens:
-            self._record_prompts(iteration_stats)
+            histograms["inter_token_latency_seconds"].observe_all(iteration_stats.inter_token_latencies_s)
+            histograms["time_to_first_token_seconds"].observe_all(iteration_stats.time_to_first_tokens_s)
+        if num_prompt_tokens := iteration_stats.num_prompt_tokens:
+            num_cached, num_external = iteration_stats.num_cached_tokens, iteration_stats.num_external_tokens
+            counters["prompt_tokens"].inc(num_prompt_tokens)
+            counters["prompt_tokens_cached"].inc(num_cached)
+            split["local_compute"].inc(max(num_prompt_tokens - num_cached, 0))
+            split["local_cache_hit"].inc(max(num_cached - num_external, 0))
+            split["external_kv_transfer"].inc(num_external)
+            counters["external_prefix_cache_queries"].inc(iteration_stats.num_external_queries)
+            counters["external_prefix_cache_hits"].inc(num_external)
+            split["device"].inc(num_cached - iteration_stats.num_disk_tokens)
+            split["disk"].inc(iteration_stats.num_disk_tokens)
         if iteration_stats.block_evictions:
             self._record_evictions(iteration_stats.block_evictions)
         for finished in iteration_stats.finished_requests:
             self._record_finished(finished)
         for n, num_tokens in iteration_stats.whole_requests:
-            self._histograms["request_params_n"].observe(n)
-            self._histograms["request_max_num_generation_tokens"].observe(num_tokens)
+            histograms["request_params_n"].observe(n)
+            histograms["request_max_num_generation_tokens"].observe(num_tokens)
         if iteration_stats.num_aborted or iteration_stats.num_failed:
             self._ends[FinishReason.ABORT.value].inc(iteration_stats.num_aborted)
             self._ends[FinishReason.ERROR.value].inc(iteration_stats.num_failed)
-            self._counters["corrupted_requests"].inc(iteration_stats.num_corrupted)
+            counters["corrupted_requests"].inc(iteration_stats.num_corrupted)
 
     def update(self) -> None:
         """Sets the families to the figures of the last step."""
@@ -261,6 +276,8 @@ class EngineMetrics:
             gauges["encoder_cache_usage_perc"].set(stats.encoder.num_used_tokens / stats.encoder.num_cache_tokens)
         for name, growth in self._totals.growth(stats):
             counters[name].inc(growth)
+        for counter, growth in zip(self._computed, self._totals.growth_per_cause(stats), strict=False):
+            counter.inc(growth)
         if stats.disk is not None:
             gauges["kv_cache_disk_bytes"].set(stats.disk.num_bytes)
             for counter, growth in zip(self._disk_misses, self._totals.growth_per_miss(stats.disk), strict=True):
@@ -282,18 +299,6 @@ class EngineMetrics:
         if stats.num_scheduled_tokens:
             # So the sum is that of prompt tokens, without cached ones, and of output tokens.
             self._histograms["iteration_tokens_total"].observe(stats.num_scheduled_tokens + num_first_tokens)
-
-    def _record_prompts(self, stats: IterationStats) -> None:
-        counters = self._counters
-        counters["prompt_tokens"].inc(stats.num_prompt_tokens)
-        counters["prompt_tokens_cached"].inc(stats.num_cached_tokens)
-        self._split["local_compute"].inc(max(stats.num_prompt_tokens - stats.num_cached_tokens, 0))
-        self._split["local_cache_hit"].inc(max(stats.num_cached_tokens - stats.num_external_tokens, 0))
-        self._split["external_kv_transfer"].inc(stats.num_external_tokens)
-        counters["external_prefix_cache_queries"].inc(stats.num_external_queries)
-        counters["external_prefix_cache_hits"].inc(stats.num_external_tokens)
-        self._split["device"].inc(stats.num_cached_tokens - stats.num_disk_tokens)
-        self._split["disk"].inc(stats.num_disk_tokens)
 
     def _record_evictions(self, evictions: Sequence[BlockEviction]) -> None:
         lifetime, idle, gap = (family.labels(*self._labels) for family in self._families.residency.values())
@@ -353,6 +358,7 @@ class _Totals:
         self._last_of_disk: tuple[int, ...] = (0,) * len(_DISK_TOTALS)
         self._last_misses = (0,) * len(DISK_MISS_CAUSES)
         self._last_per_place: tuple[int, ...] = ()
+        self._last_computed: tuple[int, ...] = ()
 
     def growth(self, stats: SchedulerStats) -> list[tuple[str, int]]:
         """Counters that have grown since the last call, and by how much."""
@@ -370,6 +376,11 @@ class _Totals:
         """Growth of the misses on disk, by cause."""
         last, self._last_misses = self._last_misses, disk.num_misses
         return [max(new - old, 0) for new, old in zip(self._last_misses, last, strict=True)]
+
+    def growth_per_cause(self, stats: SchedulerStats) -> list[int]:
+        """Growth of the tokens that are computed, by cause."""
+        last, self._last_computed = self._last_computed, stats.num_computed_tokens_per_cause
+        return [max(new - old, 0) for new, old in zip_longest(self._last_computed, last, fillvalue=0)]
 
     def growth_per_position(self, stats: SchedulerStats) -> list[int]:
         """Growth of the accepted draft tokens, by position."""

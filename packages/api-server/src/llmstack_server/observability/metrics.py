@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_llm.speech.served import Speech
 from llmstack_server.observability.engine_metrics import EngineFamilies, EngineMetrics
 from llmstack_server.observability.histograms import HistogramFamily
+from llmstack_server.observability.idle_metrics import IdleCounts, IdleMetrics
 from llmstack_server.observability.media_metrics import MediaMetrics, SpeechMetrics
 from llmstack_server.observability.metric_aliases import PREFIX, render
 from llmstack_server.observability.metrics_merge import Merged, Snapshot, snapshot_of
@@ -202,6 +204,14 @@ class ServerMetrics:
         """Adds the counts of what `read` returns; see `SpeechMetrics`."""
         self._registry.register(SpeechMetrics(self._model_name, read))
 
+    def add(self, collector: Collector) -> None:
+        """Adds the families that a collector has."""
+        self._registry.register(collector)
+
+    def follow_idle(self, idle: IdleCounts) -> None:
+        """Adds the counts of an engine that sleeps while nothing uses it."""
+        self._registry.register(IdleMetrics(self._model_name, idle))
+
     def set_queue(self, predicted_wait_s: float | None, tokens_per_s: float | None) -> None:
         """Sets what is predicted of the queue; nothing before a rate was measured."""
         for gauge, value in zip(self._queue_gauges, (predicted_wait_s, tokens_per_s), strict=True):
@@ -209,13 +219,13 @@ class ServerMetrics:
                 gauge.labels(self._model_name).set(value)
 
     def note_engine_restarts(self, total: int) -> None:
-        """Counts replaced engine cores; `total` is their number since the start."""
-        self._engine_restarts.inc(total - self._num_engine_restarts)
+        """Counts replaced engine cores; `total` is their number since the start of the engine."""
+        self._engine_restarts.inc(total - min(self._num_engine_restarts, total))  # another engine counts from 0
         self._num_engine_restarts = total
 
     def note_unmoved_requests(self, total: int) -> None:
-        """Counts requests that could not move; `total` is their number since the start."""
-        self._unmoved.inc(total - self._num_unmoved)
+        """Counts requests that could not move; `total` is their number since the start of the engine."""
+        self._unmoved.inc(total - min(self._num_unmoved, total))
         self._num_unmoved = total
 
     def set_lifecycle_state(self, state: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import Metric
@@ -75,7 +75,7 @@ class ShadowMetrics:
         self._gauges["lag_seconds"].labels(*labels).set(report.lag_s)
         self._gauges["is_running"].labels(*labels, report.name).set(0 if report.problem else 1)
 
-    def live_part(self, engine_index: int) -> dict[str, Any] | None:
+    def live_part(self, engine_index: int) -> dict[str, object] | None:
         """The shadow scheduler of an engine core as `/live` shows it; None without one."""
         report = self.reports.get(engine_index)
         return None if report is None else {"name": report.name, "sentences": sentences(report)}

@@ -76,3 +76,7 @@ class AdapterNames(OptionGroup):
         metavar="DIR",
         help="folder from which operators load adapters at run time (default: none, there are no such routes)",
     )
+
+    def start_modules(self) -> list[AdapterModule]:
+        """The adapters from the start, by name."""
+        return [read_module(text) for text in self.modules]

@@ -12,7 +12,7 @@ from llmstack_types.options import option, option_group
 NO_PARSER = "none"
 
 
-def check_template_arguments(kwargs: Mapping[str, object]) -> Mapping[str, Any]:
+def check_template_arguments(kwargs: Mapping[str, object]) -> Mapping[str, object]:
     """Arguments that any chat template may have."""
     if not kwargs:
         return kwargs
@@ -35,24 +35,21 @@ class ChatOptions(OptionGroup):
         {},
         flag="--default-chat-template-kwargs",
         check=check_template_arguments,
-        metavar="JSON",
         help="arguments of every chat template, unless a request has them",
         example='{"enable_thinking": false}',
     )
     trusts_request_template: bool = option(
         False, flag="--trust-request-chat-template", help="accept chat templates in requests"
     )
-    response_role: str = option("assistant", flag="--response-role", metavar="ROLE", help="role of the answers")
+    response_role: str = option("assistant", metavar="ROLE", help="role of the answers")
     tool_call_parser: str | None = option(
         None,
-        flag="--tool-call-parser",
         metavar="NAME",
         help="format of the model's tool calls, such as hermes, glm45 or openai, one of an installed package, or "
         "none (default: detected from the chat template)",
     )
     tool_parser_plugin: str | None = option(
         None,
-        flag="--tool-parser-plugin",
         also=("--tool-call-parser-plugin",),
         metavar="PLUGIN",
         help="custom parser of tool calls, which --tool-call-parser names: module:Class, or a file of Python",
@@ -70,14 +67,12 @@ class ChatOptions(OptionGroup):
     )
     reasoning_parser: str | None = option(
         None,
-        flag="--reasoning-parser",
         metavar="NAME",
         help="format of the model's reasoning, such as think, glm45 or openai, one of an installed package, "
         "or none (default: detected from the chat template)",
     )
     reasoning_parser_plugin: str | None = option(
         None,
-        flag="--reasoning-parser-plugin",
         metavar="PLUGIN",
         help="custom parser of reasoning, which --reasoning-parser names: module:Class, or a file of Python",
         example="parsers.py",

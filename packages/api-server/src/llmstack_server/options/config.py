@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.option import options_of
@@ -40,9 +42,13 @@ from llmstack_server.options.server_options import (
 )
 from llmstack_types.options import option_group
 
+if TYPE_CHECKING:
+    from llmstack_server.options.models_file import ModelEntry, ModelsFile
+
 DEMO_MODEL_NAME = "llmstack-demo"
 TALKING_MODEL_NAME = "smollm2"
 DEFAULT_MAX_NUM_QUEUED_REQS = 1024
+_MODELS_OF_KEY = "models="
 DEFAULT_QUEUED_TOKENS_PER_REQ = 1024
 
 
@@ -53,6 +59,8 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
     Attributes:
         api_keys: Empty accepts all clients.
         operator_keys: The API keys that may control the server, if there are several keys.
+        key_to_models: The models that a key may use, of a server with several; keys that are not there may use all.
+        has_live_page: Whether `/live` is there, which watches one model, beside the chat page.
         receive_timeout_s: How long a request may take to arrive.
         send_timeout_s: How long a client may read nothing of its answer.
         log_level: The log level of llmstack, which is an option of the engine.
@@ -62,6 +70,8 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
 
     api_keys: tuple[Secret, ...] = ()
     operator_keys: frozenset[Secret] = frozenset()
+    key_to_models: Mapping[Secret, frozenset[str]] = field(default_factory=dict)
+    has_live_page: bool = True
     receive_timeout_s: float = 60.0
     send_timeout_s: float = 60.0
     log_level: str = "info"
@@ -96,6 +106,7 @@ class ServeConfig:
         reload: The models and adapters that operators may load while the server runs.
         settings: The effective options, from which another process makes this configuration again.
         deployment_secret: The secret from which the ids of API keys are derived, in all processes of the server.
+        models: The models of a server that has several, each with a configuration of its own; None for one model.
     """
 
     model: str | None
@@ -111,23 +122,50 @@ class ServeConfig:
     reload: ReloadOptions = field(default_factory=ReloadOptions)
     settings: Settings = field(default_factory=partial(Settings, ()), repr=False)  # API keys are among them
     deployment_secret: bytes = field(default_factory=partial(os.urandom, 32), repr=False, compare=False)
+    models: ServedModels | None = None
 
     @property
     def starts_engine_processes(self) -> bool:
-        """Whether engine cores start here, in processes of their own."""
+        """Whether engine cores start here with the server, in processes of their own."""
+        if self.models is not None:
+            return False
         has_own = self.processes.is_multiprocess and not self.processes.is_attached
         return has_own and self.engine.num_local_engines > 0 and self.engine.node_rank == 0
 
 
-def config_from(settings: Settings) -> ServeConfig:
-    """The configuration of effective options.
+class ServedModel(NamedTuple):
+    """A model of the file with the configuration of a server that has it alone."""
+
+    entry: ModelEntry
+    config: ServeConfig
+
+
+class ServedModels(NamedTuple):
+    """The models of a server, in the order of their file."""
+
+    file: ModelsFile
+    models: tuple[ServedModel, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names in the API, the first of each model before its aliases."""
+        return tuple(name for model in self.models for name in model.config.served_model_names)
+
+
+def config_from(settings: Settings, *, has_models: bool = False) -> ServeConfig:
+    """The configuration of effective options, for one model.
+
+    `has_models`: Whether keys may be limited to some of several models.
 
     Raises:
         ServeError: Options are at fault; the text has a line for each.
     """
     settings, model_choice = _with_model(settings)
-    operator_keys = _keys_in_file(settings, "operator_key_file")
-    keys = tuple(dict.fromkeys((*_api_keys(settings), *operator_keys)))
+    key_to_models: dict[str, frozenset[str]] = {}
+    operator_keys = _keys_in_file(settings, "operator_key_file", key_to_models)
+    keys = tuple(dict.fromkeys((*_api_keys(settings, key_to_models), *operator_keys)))
+    if key_to_models and not has_models:
+        settings.problems.append(f"a line of a file of keys ends with '{_MODELS_OF_KEY}', which needs --models")
     max_num_reqs = _max_num_queued_reqs(settings)
     max_num_tokens = settings["max_num_queued_tokens"] or DEFAULT_QUEUED_TOKENS_PER_REQ * max_num_reqs
     settings = settings.replaced(max_num_queued_reqs=max_num_reqs, max_num_queued_tokens=max_num_tokens)
@@ -139,17 +177,12 @@ def config_from(settings: Settings) -> ServeConfig:
     )
     observability = settings.build(ObservabilityConfig, has_trace_lines=settings["trace"])
     processes, chat = settings.build(ProcessConfig), settings.build(ChatOptions)
-    http = _http_config(settings, keys, operator_keys)
+    http = _http_config(settings, keys, operator_keys, key_to_models if has_models else None)
     adapters, reload = settings.build(AdapterNames), settings.build(ReloadOptions)
     settings.build(AccessOptions)
     settings.build(SourceOptions)
     if engine is not None and processes is not None and observability is not None:
-        settings.add_problems(processes.conflicts_with_engines(engine.num_local_engines, has_spare=engine.warm_spare))
-        settings.add_problems(processes.conflicts_with_hosts(engine))
-        settings.add_problems(_statistics_conflicts(engine, observability))
-        settings.add_problems(_adapter_conflicts(settings))
-        if engine.kv_cache_dir is not None and keys and settings["state_dir"] is None:
-            settings.add_problems(_keys_without_state())
+        _check_together(settings, engine, processes, observability, has_keys=bool(keys))
         settings.add_problems(() if reload is None else reload.conflicts_with(engine, processes))
     if (
         settings.problems
@@ -178,6 +211,23 @@ def config_from(settings: Settings) -> ServeConfig:
         reload=reload,
         settings=settings,
     )
+
+
+def _check_together(
+    settings: Settings,
+    engine: EngineArgs,
+    processes: ProcessConfig,
+    observability: ObservabilityConfig,
+    *,
+    has_keys: bool,
+) -> None:
+    """Adds what contradicts another group of options."""
+    settings.add_problems(processes.conflicts_with_engines(engine.num_local_engines, has_spare=engine.warm_spare))
+    settings.add_problems(processes.conflicts_with_hosts(engine))
+    settings.add_problems(_statistics_conflicts(engine, observability))
+    settings.add_problems(_adapter_conflicts(settings))
+    if engine.kv_cache_dir is not None and has_keys and settings["state_dir"] is None:
+        settings.add_problems(_keys_without_state())
 
 
 def _with_model(settings: Settings) -> tuple[Settings, str | None]:
@@ -222,7 +272,13 @@ def _max_num_queued_reqs(settings: Settings) -> int:
     return limit or max(DEFAULT_MAX_NUM_QUEUED_REQS, 4 * int(settings["max_num_seqs"]))
 
 
-def _http_config(settings: Settings, keys: tuple[str, ...], operator_keys: tuple[str, ...]) -> HTTPConfig | None:
+def _http_config(
+    settings: Settings,
+    keys: tuple[str, ...],
+    operator_keys: tuple[str, ...],
+    key_to_models: Mapping[str, frozenset[str]] | None,
+) -> HTTPConfig | None:
+    """`key_to_models`: The models of keys, of a server with several; None for one model."""
     tls = settings.build(TLSConfig)
     themes = {
         "cors": settings.build(CORSConfig),
@@ -240,22 +296,27 @@ def _http_config(settings: Settings, keys: tuple[str, ...], operator_keys: tuple
         **themes,
         api_keys=tuple(Secret(key) for key in keys),
         operator_keys=frozenset(Secret(key) for key in operator_keys),
+        key_to_models={Secret(key): models for key, models in (key_to_models or {}).items()},
+        has_live_page=key_to_models is None,
         log_level=settings["log_level"],
         log_format=settings["log_format"],
         tls=None if tls.certfile is None else tls,
     )
 
 
-def _api_keys(settings: Settings) -> tuple[str, ...]:
+def _api_keys(settings: Settings, key_to_models: dict[str, frozenset[str]]) -> tuple[str, ...]:
     """The keys of the options, and those in a file; a variable is read only where neither has any."""
     keys = tuple(settings["api_key"])
     if settings["api_key_file"] is not None and settings.source("api_key").startswith("environment"):
         keys = ()
-    return (*keys, *_keys_in_file(settings, "api_key_file"))
+    return (*keys, *_keys_in_file(settings, "api_key_file", key_to_models))
 
 
-def _keys_in_file(settings: Settings, name: str) -> tuple[str, ...]:
-    """The keys in the file of an option; none without the option, and none where the file is at fault."""
+def _keys_in_file(settings: Settings, name: str, key_to_models: dict[str, frozenset[str]]) -> tuple[str, ...]:
+    """The keys in the file of an option; none without the option, and none where the file is at fault.
+
+    `key_to_models`: Receives the models of lines such as `key models=one,two`.
+    """
     path, flag = settings[name], f"--{name.replace('_', '-')}"
     if path is None:
         return ()
@@ -266,10 +327,19 @@ def _keys_in_file(settings: Settings, name: str) -> tuple[str, ...]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         settings.problems.append(f"{flag} {path}: {reason}")
         return ()
-    found = tuple(line.strip() for line in lines if line.strip())
+    found = [line.strip() for line in lines if line.strip()]
     if not found:
         settings.problems.append(f"{flag} {path}: the file holds no key")
-    return found
+    for index, line in enumerate(found):
+        key, *given = re.split(rf"\s+{_MODELS_OF_KEY}", line)
+        if not given:
+            continue
+        models = frozenset(given[0].split(","))
+        if len(given) > 1 or " " in given[0] or key_to_models.get(key, models) != models:
+            reason = f"a key has one '{_MODELS_OF_KEY}', and commas without blanks between its models"
+            settings.problems.append(f"{flag} {path}: {reason}")
+        found[index], key_to_models[key] = key, models
+    return tuple(found)
 
 
 def _statistics_conflicts(engine: EngineArgs, observability: ObservabilityConfig) -> Iterator[Problem]:
@@ -289,6 +359,9 @@ def _keys_without_state() -> Iterator[Problem]:
     yield Problem("{kv_cache_dir} with API keys needs {state_dir}: the ids of keys have to outlive the server")
 
 
+_CONTROL_OPTIONS: Final = ("enable_sleep_mode", "profiler_config", "reload_models", "weight_update_dir")
+
+
 def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:
     if settings.source("api_key") == COMMAND_LINE:
         yield "--api-key shows in the list of processes; LLMSTACK_API_KEY and --api-key-file do not"
@@ -300,12 +373,10 @@ def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:
         yield f"--headless answers no HTTP, so these options have no effect: {', '.join(flags)}"
     elif not http.api_keys and http.uds is None and not is_loopback(http.host):
         yield f"NO API KEY: all clients that reach {http.host} may use this server; set LLMSTACK_API_KEY"
-    if settings["enable_sleep_mode"] and not http.enable_control_routes:
-        yield "--enable-sleep-mode opens no routes without --enable-control-routes or --uds"
-    if settings["profiler_config"] and not http.enable_control_routes:
-        yield "--profiler-config opens no routes without --enable-control-routes or --uds"
-    if settings["reload_models"] and not (http.enable_control_routes or settings["headless"]):
-        yield "--reload-models opens no route without --enable-control-routes or --uds"
+    if not http.enable_control_routes:
+        given = (name for name in _CONTROL_OPTIONS if settings[name])
+        for name in given if not settings["headless"] else (name for name in given if name != "reload_models"):
+            yield f"--{name.replace('_', '-')} opens no routes without --enable-control-routes or --uds"
     if settings["engine_address"] and not settings["headless"]:
         yield "attached to running engine cores: options of the engine have no effect there"
 

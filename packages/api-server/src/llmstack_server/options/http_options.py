@@ -101,7 +101,6 @@ class RequestLogConfig(OptionGroup):
         flag="--max-log-len",
         at_least=0,
         suffixes=True,
-        metavar="N",
         help="maximum characters of a prompt or an output in the log (default: no limit)",
     )
     is_disabled: bool = option(
@@ -128,7 +127,6 @@ class RateLimits(OptionGroup):
         flag="--rate-limit-requests-per-minute",
         at_least=1,
         suffixes=True,
-        metavar="N",
         help="requests per minute of one API key, or of all clients without keys, in each API process; further ones "
         "are answered with 429 (default: no limit)",
     )
@@ -137,7 +135,6 @@ class RateLimits(OptionGroup):
         flag="--max-concurrent-requests-per-key",
         at_least=1,
         suffixes=True,
-        metavar="N",
         help="concurrent requests of one API key, or of all clients without keys, in each API process; further ones "
         "are answered with 429 (default: no limit)",
     )
@@ -154,7 +151,6 @@ class ResponseStoreConfig(OptionGroup):
         flag="--max-stored-responses",
         at_least=0,
         suffixes=True,
-        metavar="N",
         help="maximum responses of /v1/responses kept; 0 keeps none",
     )
     max_bytes: int = option(
@@ -183,7 +179,6 @@ class BatchConfig(OptionGroup):
 
     max_file_bytes: int = option(
         100 << 20,
-        flag="--max-file-bytes",
         at_least=1,
         suffixes=True,
         metavar="BYTES",
@@ -202,7 +197,6 @@ class BatchConfig(OptionGroup):
         flag="--max-batch-concurrency",
         at_least=1,
         suffixes=True,
-        metavar="N",
         help="requests of batches that run at one time in each API process; they wait while others are queued",
     )
 
@@ -218,7 +212,6 @@ class RealtimeConfig(OptionGroup):
         flag="--max-realtime-sessions",
         at_least=1,
         suffixes=True,
-        metavar="N",
         help="open sessions of /v1/realtime in all API processes together; further ones are answered with 503",
     )
     max_sessions_per_key: int = option(
@@ -226,7 +219,6 @@ class RealtimeConfig(OptionGroup):
         flag="--max-realtime-sessions-per-key",
         at_least=1,
         suffixes=True,
-        metavar="N",
         help="those of one API key, or of all clients without keys; further ones are answered with 429",
     )
     idle_timeout_s: float | None = option(

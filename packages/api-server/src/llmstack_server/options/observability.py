@@ -22,7 +22,6 @@ class ObservabilityConfig(OptionGroup):
 
     otlp_traces_endpoint: str | None = option(
         None,
-        flag="--otlp-traces-endpoint",
         metavar="URL",
         help="send a span for each stage of each request to this OpenTelemetry collector (needs llmstack-server[otel])",
     )

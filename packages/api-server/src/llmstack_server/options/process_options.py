@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
@@ -11,6 +12,22 @@ from llmstack_types.options import option, option_group
 
 if TYPE_CHECKING:
     from llmstack_llm import EngineArgs
+
+
+_DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smh]?)")
+_UNIT_TO_S: Final = {"s": 1, "m": 60, "h": 3600}
+
+
+def read_duration(text: str) -> float:
+    """Seconds of a text such as `600`, `90s`, `10m` or `2h`.
+
+    Raises:
+        ValueError: It has another form.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:16]!r} is not a time such as 90s, 10m or 2h")
+    return float(match[1]) * _UNIT_TO_S[match[2] or "s"]
 
 
 @option_group
@@ -28,7 +45,6 @@ class ProcessConfig(OptionGroup):
         flag="--api-server-count",
         short="-asc",
         at_least=0,
-        metavar="N",
         help="processes that answer HTTP on one port; 0 is --headless",
     )
     is_headless: bool = option(False, flag="--headless", help="run engine cores without HTTP")
@@ -47,6 +63,24 @@ class ProcessConfig(OptionGroup):
     )
     has_sleep_mode: bool = option(
         False, flag="--enable-sleep-mode", help="add POST /sleep and /wake_up to the control routes"
+    )
+    idle_sleep_s: float | None = option(
+        None,
+        flag="--idle-sleep",
+        read=read_duration,
+        at_least=1,
+        aliases={"0": None},
+        metavar="TIME",
+        help="time without requests, such as 90s, 10m or 2h, after which the engine gives memory back until the next "
+        "one (default: never)",
+        example="10m",
+    )
+    idle_sleep_level: int = option(
+        1,
+        at_least=1,
+        at_most=2,
+        metavar="LEVEL",
+        help="1 frees the KV cache while the engine sleeps, 2 the weights too, which are read again",
     )
 
     def __post_init__(self) -> None:
@@ -85,6 +119,8 @@ class ProcessConfig(OptionGroup):
         if num_engines > 1 and not self.is_multiprocess:
             size = f"{{data_parallel_size}} {num_engines}"
             yield _exclusive("{is_multiprocess}", size, "one process holds one engine core")
+        if self.idle_sleep_s is not None:
+            yield from self._idle_conflicts()
         addresses = self.engine_addresses
         is_default = num_engines == 1 and self.is_attached
         if addresses and not is_default and len(addresses) != num_engines:
@@ -92,6 +128,16 @@ class ProcessConfig(OptionGroup):
                 "{engine_addresses}: {count} given for {data_parallel_size} {num_engines}; give one each",
                 count=len(addresses), num_engines=num_engines,
             )  # fmt: skip
+
+    def _idle_conflicts(self) -> Iterator[Problem]:
+        """Contradictions with a sleep that one process decides on alone."""
+        if self.is_headless:
+            yield _exclusive("{idle_sleep_s}", "{is_headless}", "what has the requests knows when there are none")
+        if self.num_api_servers > 1:
+            size = f"{{num_api_servers}} {self.num_api_servers}"
+            yield _exclusive("{idle_sleep_s}", size, "none of them knows the requests of the others")
+        if self.is_attached:
+            yield _exclusive("{idle_sleep_s}", "{engine_addresses}", "others may use the engine core")
 
     def conflicts_with_hosts(self, engine: EngineArgs) -> Iterator[Problem]:
         """Contradictions with engine cores on other machines."""

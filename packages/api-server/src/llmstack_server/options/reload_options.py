@@ -104,7 +104,8 @@ def engine_args_of(
 
     changes = dict(entry.settings)
     if model_path is None and entry.model is not None:
-        model_path = str(resolve_model(entry.model, changes.get("revision", engine.revision)))
+        changed = replace(engine, **changes)
+        model_path = str(resolve_model(entry.model, changed.revision, form=changed.file_form))
     if entry.model is not None:
         changes["mmproj"] = None  # it belongs to the model of the start
     return replace(engine, **changes, model=model_path or start_model_path, weights_name=entry.name)
@@ -118,13 +119,24 @@ class ReloadOptions(OptionGroup):
 
     reload_models: tuple[str, ...] = option(
         (),
-        flag="--reload-models",
         check=check_entries,
         metavar="NAME=MODEL",
         help="weights, settings and adapters that POST /v1/reload may choose by their names: name=model, or JSON with "
         "name, model, lora_modules and options of the engine",
         example='{"name": "next", "model": "/models/next", "max_model_len": 2048}',
     )
+
+    weight_update_dir: str | None = option(
+        None,
+        metavar="DIR",
+        help="folder below which POST /update_weights takes weights of the served model from a trainer, in place",
+        example="/var/lib/trainer/weights",
+    )
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether other weights may come to answer than those of the start."""
+        return bool(self.reload_models) or self.weight_update_dir is not None
 
     @property
     def entries(self) -> Mapping[str, ReloadEntry]:
@@ -133,7 +145,8 @@ class ReloadOptions(OptionGroup):
         return {entry.name: entry for entry in found} if self.reload_models else {}
 
     def conflicts_with(self, engine: EngineArgs, processes: ProcessConfig) -> Iterator[Problem]:
-        """Contradictions with a second engine core beside the first one."""
+        """Contradictions with a second engine core beside the first one, and with a change in place."""
+        yield from self._conflicts_of_updates(engine, processes)
         if not self.reload_models:
             return
         flag = "{reload_models}"
@@ -155,3 +168,19 @@ class ReloadOptions(OptionGroup):
             yield Problem(f"{flag} needs {{max_engine_restarts}} of at least 1: the journal of requests comes with it")
         if any(read_entry(text).adapters is not None for text in self.reload_models) and not engine.enable_lora:
             yield Problem(f"{flag} with lora_modules needs {{enable_lora}}")
+
+    def _conflicts_of_updates(self, engine: EngineArgs, processes: ProcessConfig) -> Iterator[Problem]:
+        if self.weight_update_dir is None:
+            return
+        flag = "{weight_update_dir}"
+        for name, is_given, reason in (
+            ("reload_models", bool(self.reload_models), "a reload knows no weights that were changed in place"),
+            ("engine_addresses", processes.is_attached, "another program runs the engine cores"),
+            ("is_headless", processes.is_headless, "headless serves no HTTP"),
+            ("num_api_servers", processes.num_api_servers > 1, "one process follows the weights"),
+            ("data_parallel_size", engine.data_parallel_size > 1, "one engine core would change before the others"),
+            ("tensor_parallel_size", engine.tensor_parallel_size > 1, "ranks do not change weights in place"),
+            ("pipeline_parallel_size", engine.pipeline_parallel_size > 1, "ranks do not change weights in place"),
+        ):
+            if is_given:
+                yield Problem(f"{flag} and {{{name}}} exclude each other: {reason}")

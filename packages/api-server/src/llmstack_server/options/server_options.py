@@ -81,14 +81,13 @@ class HubOptions(OptionGroup):
 
     hf_token: str | None = option(
         None,
-        flag="--hf-token",
         value_without_text="",
         secret=True,
         metavar="TOKEN",
         help="token for private and gated repositories; without a value, the one of HF_TOKEN, which is preferred",
     )
     download_dir: str | None = option(
-        None, flag="--download-dir", metavar="DIR", help="cache of repositories (default: that of huggingface-hub)"
+        None, metavar="DIR", help="cache of repositories (default: that of huggingface-hub)"
     )
 
 
@@ -99,31 +98,30 @@ class SourceOptions(OptionGroup):
     title = "Server"
 
     config: str | None = option(
+        None, metavar="FILE", help="read options from a YAML file; the command line and the environment override it"
+    )
+    models: str | None = option(
         None,
-        flag="--config",
         metavar="FILE",
-        help="read options from a YAML file; the command line and the environment override it",
+        help="serve the models of a YAML file, which are loaded when requests name them and share its memory",
     )
     dry_run: bool = option(
         False,
-        flag="--dry-run",
         help="check all options and the model's files, print each option with its source and what is missing, and exit",
     )
     translate: str | None = option(
         None,
-        flag="--translate",
         metavar="LINE",
         help="print a line of vllm serve, SGLang's launch_server or llama-server as a command of llmstack, and exit",
     )
     assume_devices: str | None = option(
         None,
-        flag="--assume-devices",
         check=check_assumed_devices,
         metavar="NxSIZE",
         help="with --dry-run: devices that the server would run on",
         example="8x80GiB",
     )
-    assume_model: bool = option(False, flag="--assume-model", help="with --dry-run: do not look for the model's files")
+    assume_model: bool = option(False, help="with --dry-run: do not look for the model's files")
 
     def conflicts(self) -> Iterator[Problem]:
         """Adds assumptions of a start that is none."""
@@ -141,7 +139,6 @@ class AccessOptions(OptionGroup):
 
     api_key: tuple[str, ...] = option(
         (),
-        flag="--api-key",
         read=read_key,
         check=check_keys,
         secret=True,
@@ -149,17 +146,14 @@ class AccessOptions(OptionGroup):
         metavar="KEY",
         help="accepted API keys; prefer LLMSTACK_API_KEY or --api-key-file, which no list of processes shows",
     )
-    api_key_file: str | None = option(
-        None, flag="--api-key-file", metavar="FILE", help="file of accepted API keys, one per line"
-    )
+    api_key_file: str | None = option(None, metavar="FILE", help="file of accepted API keys, one per line")
     operator_key_file: str | None = option(
         None,
-        flag="--operator-key-file",
         metavar="FILE",
         help="file of further API keys, one per line, that see all requests in /steps and may use the control routes; "
         "without one, a server with several keys has no operator",
     )
-    require_auth: bool = option(False, flag="--require-auth", help="refuse to start without an API key")
+    require_auth: bool = option(False, help="refuse to start without an API key")
 
     def conflicts(self) -> Iterator[Problem]:
         """Adds a server that requires keys and has none."""
@@ -181,7 +175,6 @@ class TenantOptions(OptionGroup):
     )
     state_dir: str | None = option(
         None,
-        flag="--state-dir",
         metavar="DIR",
         help="private folder of one server that keeps stored responses, unfinished ones of the background, resumable "
         "streams, and the secret from which the ids of API keys derive (default: nothing outlives the server)",
@@ -194,16 +187,12 @@ class ListenOptions(OptionGroup):
 
     title = "Server"
 
-    host: str = option(
-        "127.0.0.1", flag="--host", environment=("VLLM_HOST_IP",), metavar="ADDRESS", help="address to listen on"
-    )
+    host: str = option("127.0.0.1", environment=("VLLM_HOST_IP",), metavar="ADDRESS", help="address to listen on")
     port: int = option(
         8000,
-        flag="--port",
         at_least=0,
         at_most=65535,
         environment=("VLLM_PORT",),
-        metavar="N",
         help="port to listen on; 0 chooses a free one and prints it",
     )
     has_open_metrics: bool = option(False, flag="--open-metrics", help="serve /metrics without an API key")
@@ -217,9 +206,7 @@ class ListenOptions(OptionGroup):
     is_strict_params: bool = option(
         False, flag="--strict-params", help="refuse requests with unknown fields in place of ignoring the fields"
     )
-    enable_control_routes: bool = option(
-        False, flag="--enable-control-routes", help="open routes that control the server, such as /reset_prefix_cache"
-    )
+    enable_control_routes: bool = option(False, help="open routes that control the server, such as /reset_prefix_cache")
     has_metrics_aliases: bool = option(
         True, flag="--metrics-aliases", help="export each metric under its vllm: name as well"
     )
@@ -232,18 +219,10 @@ class ConnectionOptions(OptionGroup):
     title = "Connections"
 
     uds: str | None = option(
-        None,
-        flag="--uds",
-        metavar="PATH",
-        help="listen on a unix socket in place of a port; the control routes are open there",
+        None, metavar="PATH", help="listen on a unix socket in place of a port; the control routes are open there"
     )
     uds_mode: int = option(
-        0o600,
-        flag="--uds-mode",
-        read=read_file_mode,
-        show="{:o}".format,
-        metavar="MODE",
-        help="permissions of the unix socket",
+        0o600, read=read_file_mode, show="{:o}".format, metavar="MODE", help="permissions of the unix socket"
     )
     max_header_bytes: int = option(
         64 << 10,
@@ -254,11 +233,10 @@ class ConnectionOptions(OptionGroup):
         help="maximum size of the headers of a request (default: 64K)",
     )
     max_num_headers: int = option(
-        128, flag="--h11-max-header-count", at_least=1, metavar="N", help="maximum number of headers of a request"
+        128, flag="--h11-max-header-count", at_least=1, help="maximum number of headers of a request"
     )
     max_body_bytes: int = option(
         4 << 20,
-        flag="--max-body-bytes",
         at_least=1,
         at_most=16 << 20,  # a message to the engine core holds no more
         suffixes=True,
@@ -266,26 +244,16 @@ class ConnectionOptions(OptionGroup):
         help="maximum size of the body of a request, files apart (default: 4M, at most 16M)",
     )
     max_upload_mb: int = option(
-        25,
-        flag="--max-upload-mb",
-        at_least=1,
-        at_most=4096,
-        metavar="MIB",
-        help="maximum size of the sound file of a transcription, in MiB",
+        25, at_least=1, at_most=4096, metavar="MIB", help="maximum size of the sound file of a transcription, in MiB"
     )
     middleware: tuple[str, ...] = option(
         (),
-        flag="--middleware",
         check=check_names,
         metavar="MODULE:NAME",
         help="custom ASGI middleware: classes, or async functions; the last one is outermost",
     )
     extra_routes: tuple[str, ...] = option(
-        (),
-        flag="--extra-routes",
-        check=check_names,
-        metavar="MODULE:NAME",
-        help="functions that add routes to a router",
+        (), check=check_names, metavar="MODULE:NAME", help="functions that add routes to a router"
     )
 
 
@@ -295,9 +263,7 @@ class PageOptions(OptionGroup):
 
     title = "Browsers and proxies"
 
-    root_path: str = option(
-        "", flag="--root-path", check=check_root_path, metavar="PATH", help="path prefix behind a proxy, such as /llm"
-    )
+    root_path: str = option("", check=check_root_path, metavar="PATH", help="path prefix behind a proxy, such as /llm")
     has_docs: bool = option(
         True, flag="--disable-fastapi-docs", sets=False, help="serve neither /docs nor /openapi.json"
     )
@@ -313,7 +279,7 @@ class LogOptions(OptionGroup):
 
     title = "Logs"
 
-    uvicorn_log_level: LogLevel = option("info", flag="--uvicorn-log-level", help="log level of uvicorn")
+    uvicorn_log_level: LogLevel = option("info", help="log level of uvicorn")
     has_access_log: bool = option(
         True, flag="--disable-uvicorn-access-log", sets=False, help="log no line for each HTTP request"
     )
@@ -323,12 +289,7 @@ class LogOptions(OptionGroup):
         metavar="PATHS",
         help="log no line for HTTP requests to these paths, such as /health,/metrics",
     )
-    log_config_file: str | None = option(
-        None,
-        flag="--log-config-file",
-        metavar="FILE",
-        help="configure logging from a JSON file (dictConfig)",
-    )
+    log_config_file: str | None = option(None, metavar="FILE", help="configure logging from a JSON file (dictConfig)")
 
 
 @option_group

@@ -9,7 +9,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmstack_engine_core.heap import share_heaps
 from llmstack_server.options.config import ServeConfig
+from llmstack_server.serving.engine_parts import (
+    make_metrics,
+    make_queue_monitor,
+    note_ready,
+    stat_loggers_of,
+    watching_ticks,
+)
 from llmstack_server.serving.event_loop import EarlySignals, in_daemon_thread
 from llmstack_server.serving.garbage import IdleCollections, freeze_start
 from llmstack_server.serving.launcher import StageTimer
@@ -21,7 +29,6 @@ if TYPE_CHECKING:
     from llmstack_server.state.peers import Peers
     from llmstack_server.state.queue_monitor import QueueMonitor
     from llmstack_server.state.server_state import ServerState
-from llmstack_types import EngineDeadError
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +67,11 @@ class ApiProcess:
         Raises:
             ServeError: The engine could not start.
         """
+        share_heaps()
         with self.timer.stage("import metrics"):
-            metrics = self._make_metrics()
-        queue = self._make_queue_monitor()
-        stat_loggers = [*self._stat_loggers(metrics), queue]
+            metrics = make_metrics(self.config)
+        queue = make_queue_monitor(self.config)
+        stat_loggers = stat_loggers_of(self.config, metrics, queue)
         opening = in_daemon_thread(lambda: self.open_engine(self.timer, stat_loggers), "open-engine")
         try:
             # A local model is found in this time, and its process loads while the HTTP stack is imported here.
@@ -72,7 +80,7 @@ class ApiProcess:
                 opening.result()  # a missing model is reported before the HTTP stack is imported
             return await self._serve(opening, metrics, stat_loggers, queue)
         finally:
-            await _shut_down(opening)
+            await shut_down(opening)
 
     async def _serve(
         self,
@@ -88,7 +96,7 @@ class ApiProcess:
         with self.timer.stage("build application"):
             state = ServerState(self.config, None, metrics, peers=self.peers, queue=queue)
             state.telemetry = open_telemetry(self.config.observability, state.served_model_name)
-            _add_ticks(state, stat_loggers)
+            state.ticks += watching_ticks(state, stat_loggers)
             state.lifecycle.advance(LifecycleState.LOADING_MODEL)
             if self.peers is not None:
                 self.peers.answer_with(state.peer_answers())
@@ -106,86 +114,19 @@ class ApiProcess:
                 await asyncio.wait((closing,), timeout=TELEMETRY_TIMEOUT_S)
 
     async def _note_ready(self, state: ServerState, engine: AsyncLLM) -> None:
-        from llmstack_server.chat.parsers import parsers_for
-
-        state.chat_parsers = parsers_for(self.config.chat, engine.chat_template)
-        state.sampling_defaults = lambda: engine.model_config.default_sampling
-        state.facts = _facts(engine) | dict(state.chat_parsers.facts)
-        logger.info("chat: %s", ", ".join(f"{name} {value}" for name, value in state.chat_parsers.facts))
+        note_ready(state, engine)
         stages = {**self.timer.stage_to_s, "load tokenizer": engine.load_tokenizer_s}
         if state.ready is not None:
             stages |= {f"engine: {name}": seconds for name, seconds in state.ready.phases_s.items()}
         for stage, seconds in stages.items():
             state.metrics.startup_seconds.labels(stage).set(seconds)
-        state.queue.first_tokens.progress = engine.output_processor.progress
         collections = IdleCollections(lambda: state.in_flight.count)
         collections.begin()
         state.ticks.append(collections.tick)
         await self.on_ready(state, stages)
 
-    def _make_metrics(self) -> ServerMetrics:
-        from llmstack_server.observability.metrics import ServerMetrics
 
-        engine = self.config.engine
-        return ServerMetrics(
-            self.config.served_model_names[0],
-            has_aliases=self.config.http.has_metrics_aliases,
-            has_engine_families=not engine.disable_log_stats,
-            cache_facts={
-                "enable_prefix_caching": str(engine.enable_prefix_caching),
-                "gpu_memory_utilization": str(engine.gpu_memory_utilization),
-                "num_cpu_blocks": str(engine.num_host_blocks),
-            },
-        )
-
-    def _make_queue_monitor(self) -> QueueMonitor:
-        from llmstack_server.state.queue_monitor import QueueMonitor
-
-        engine = self.config.engine
-        is_fair = engine.scheduling_policy in ("fair", "deadline")
-        return QueueMonitor(
-            engine.max_num_seqs,
-            engine.fair_quantum if is_fair else 0,
-            max_num_row_tokens=engine.long_prefill_token_threshold,
-            max_prefill_tokens=engine.prefill_tokens(),
-            max_itl_ms=engine.max_itl_ms or 0.0,
-            max_itl_steps=engine.itl_steps(),
-            step_tokens=engine.step_tokens,
-            has_deadlines=engine.scheduling_policy == "deadline",
-        )
-
-    def _stat_loggers(self, metrics: ServerMetrics) -> list[StatLogger]:
-        from llmstack_llm.outputs.stats import LoggingStatLogger
-
-        return [] if self.config.engine.disable_log_stats else [metrics, LoggingStatLogger()]
-
-
-async def _shut_down(opening: asyncio.Future[AsyncLLM]) -> None:
+async def shut_down(opening: asyncio.Future[AsyncLLM]) -> None:
+    """Ends an engine that is open, or is being opened."""
     if not opening.cancel() and not opening.cancelled() and opening.exception() is None:
         await opening.result().shutdown()
-
-
-def _facts(engine: AsyncLLM) -> dict[str, object]:
-    template = "plain fallback (texts joined by newlines)" if engine.chat_template.is_fallback else "jinja"
-    is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
-    return {"chat_template": template, "uvloop": is_uvloop, "model_type": engine.model_config.model_type}
-
-
-def _add_ticks(state: ServerState, stat_loggers: Sequence[StatLogger]) -> None:
-    """Adds what runs a few times per second: lines of statistics, engine restarts, stuck requests."""
-    from llmstack_llm.outputs.stats import LoggingStatLogger
-    from llmstack_server.observability.watchdog import StuckWatchdog
-
-    gauge = state.metrics.stuck_requests
-    state.watchdog = StuckWatchdog(state.config.observability.stuck_timeout_s, lambda count: gauge.set(count))
-
-    def look() -> None:
-        state.metrics.note_engine_restarts(state.engine.num_restarts)
-        state.metrics.note_unmoved_requests(state.engine.num_unmoved_requests)
-        try:
-            state.watchdog.tick(state.engine)
-        except EngineDeadError:  # the server ends by itself then
-            return
-
-    state.ticks += [logger.tick for logger in stat_loggers if isinstance(logger, LoggingStatLogger)]
-    state.ticks.append(look)

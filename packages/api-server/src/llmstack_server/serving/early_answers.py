@@ -38,7 +38,7 @@ class EagerLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.call_later = loop.call_later
 
-    def create_task(self, coroutine: Coroutine[Any, Any, None], **_: Any) -> EagerLoop:
+    def create_task(self, coroutine: Coroutine[Any, Any, None], **_: object) -> EagerLoop:
         """Runs a coroutine that waits for nothing."""
         with contextlib.suppress(StopIteration):
             coroutine.send(None)

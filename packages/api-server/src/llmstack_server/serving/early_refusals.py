@@ -71,7 +71,7 @@ class _EarlyRefusals:
         client = self._client(known)
         if client is None or not self._is_own(headers) or self._engine_gate.refusal(spec) is not None:
             return None
-        num_tokens = queue.sizes.estimate(content_length(known))
+        num_tokens = queue.sizes.estimate(content_length(known, of_text=True))
         try:
             self._gate.check(num_tokens, client.tenant, received_s)
         except HTTPError as refusal:

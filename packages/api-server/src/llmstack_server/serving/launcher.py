@@ -80,7 +80,8 @@ def resolve_engine_args(config: ServeConfig) -> EngineArgs:
 
     model = config.model if config.model is not None else demo_model_path()
     try:
-        model_path = str(resolve_model(model, config.engine.revision, config.engine.mmproj))
+        engine = config.engine
+        model_path = str(resolve_model(model, engine.revision, engine.mmproj, engine.file_form))
     except (LLMStackError, ModelFilesError) as error:
         raise ServeError(one_line(error), exit_code=2) from error
     return dataclasses.replace(config.engine, model=model_path)

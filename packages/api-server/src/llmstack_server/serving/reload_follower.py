@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from llmstack_llm.reloading import ReloadError
 from llmstack_model_files import ModelFilesError
@@ -103,7 +103,7 @@ class ReloadFollower:
                 done["problem"] = type(error).__name__
             self._send(done)
 
-    async def _follow(self, order: Message) -> dict[str, Any]:
+    async def _follow(self, order: Message) -> dict[str, object]:
         if order["reload"] == "check":
             await self._steps.check(None)
             return {}
@@ -128,7 +128,7 @@ class ReloadFollower:
         args = self._args(entry, self._model_path)
         await self._steps.prepare(args, entry.adapters, order["addresses"], moves=order["moves"])
 
-    def _switch(self) -> dict[str, Any]:
+    def _switch(self) -> dict[str, object]:
         ready, num_moved, gone = self._steps.switch()
         if ready is not None and self._entry is not None:
             self._state.follow_reload(self._entry.name, ready)

@@ -49,9 +49,14 @@ def run_serve(config: ServeConfig) -> int:
         from llmstack_server.serving.headless import run_headless
 
         return run_headless(config)
-    check_named_files(config)
+    if config.models is None:
+        check_named_files(config)
     with deployment_secret(config.http.state_dir) as secret:
         config = replace(config, deployment_secret=secret)
+        if config.models is not None:
+            from llmstack_server.serving.models_server import run_models
+
+            return run_models(config, config.models)
         if config.processes.num_api_servers > 1:
             from llmstack_server.serving.api_servers import run_multi_api_server
 

@@ -30,6 +30,7 @@ from llmstack_types import EngineDeadError, LLMStackError
 
 if TYPE_CHECKING:
     from llmstack_llm import AsyncLLM
+    from llmstack_server.app.application import Application
 
 logger = logging.getLogger(__name__)
 
@@ -67,16 +68,18 @@ class Server:
         *,
         accepts_early: bool = True,
         timer: StageTimer | None = None,
+        app: Application | None = None,
     ) -> None:
         """`opening` results in the engine, where `state` has none yet.
 
         `timer`: Receives the seconds that uvicorn takes to start.
+        `app`: What answers; None for the routes of one model.
         `accepts_early`: Whether connections are accepted, and answered with 503, before the engine is ready.
         """
         self._state = state
         self._opening = opening
         self._listener = listener
-        self._config = _uvicorn_config(state)
+        self._config = _uvicorn_config(state, app or build_app(state))
         self._uvicorn = _Uvicorn(self._config, timer or StageTimer())
         self._stop = asyncio.Event()
         self._accepts = asyncio.Event()
@@ -150,6 +153,16 @@ class Server:
 
     async def _start(self, on_ready: Callable[[], Awaitable[None]]) -> None:
         state = self._state
+        await self._start_engine()
+        await on_ready()
+        state.lifecycle.advance(LifecycleState.READY)
+        for begin in state.at_ready:
+            begin()
+        self._accepts.set()
+
+    async def _start_engine(self) -> None:
+        """Waits until the engine can take requests."""
+        state = self._state
         if self._opening is not None:
             state.opened_engine = await asyncio.shield(self._opening)
             if state.config.http.request_log.logs_requests:
@@ -162,11 +175,6 @@ class Server:
             raise ServeError(one_line(error)) from error
         if state.telemetry is not None:
             state.engine.add_observer(state.telemetry.engine_observer())
-        await on_ready()
-        state.lifecycle.advance(LifecycleState.READY)
-        for begin in state.at_ready:
-            begin()
-        self._accepts.set()
 
     async def _watch_engine(self) -> None:
         """Returns when the engine core has ended, and logs the reason."""
@@ -219,8 +227,8 @@ def _websocket_protocol(http: HTTPConfig) -> Any:
     return limited_websocket(http)
 
 
-def _uvicorn_config(state: ServerState) -> uvicorn.Config:
-    http, app = state.config.http, build_app(state)
+def _uvicorn_config(state: ServerState, app: Application) -> uvicorn.Config:
+    http = state.config.http
     config = uvicorn.Config(
         app,
         http=limited_protocol(http, early_refusal(state, app.table)),

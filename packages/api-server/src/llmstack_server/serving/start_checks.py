@@ -34,7 +34,7 @@ def weight_problems(config: ServeConfig) -> Iterator[str]:
     if config.model is None or not is_ours or not is_local_name(config.model):
         return
     try:
-        folder = resolve_model(config.model, mmproj=config.engine.mmproj)
+        folder = resolve_model(config.model, mmproj=config.engine.mmproj, form=config.engine.file_form)
         if config.engine.load_format != "dummy" and not gguf_weights(folder):
             safetensors_files(folder)
     except ModelFilesError as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from urllib.parse import quote
 
 from llmstack_engine_core.private_folder import (
     NUM_SECRET_BYTES,
@@ -18,6 +20,9 @@ from llmstack_server.options.errors import ServeError
 from llmstack_server.state.state_folder import SECRET_FILE
 
 LOCK_FILE = "lock"
+MODELS_FOLDER = "models"
+_MAX_SHOWN_CHARS = 100
+"""Of a model's name, in that of its folder; names of files have 255 at most."""
 
 
 @contextmanager
@@ -38,6 +43,21 @@ def deployment_secret(path: str | None) -> Iterator[bytes]:
             stack.callback(os.close, lock(name, folder, LOCK_FILE))
             secret = read_or_make_secret(name, folder, SECRET_FILE)
         yield secret
+
+
+def folder_of_model(path: str, name: str) -> str:
+    """The folder of one of several models in that of the server, as private; it is made where there is none.
+
+    Raises:
+        ServeError: It is not ours alone.
+    """
+    shown = quote(name, safe="")[:_MAX_SHOWN_CHARS]
+    of_all = os.path.join(path, MODELS_FOLDER)
+    of_one = os.path.join(of_all, f"{shown}.{hashlib.sha256(name.encode()).hexdigest()[:16]}")
+    for folder in (of_all, of_one):
+        with _refusals(path):
+            os.close(open_folder(f"--state-dir {folder}", folder))
+    return of_one
 
 
 def check_state_folder(path: str) -> bool:

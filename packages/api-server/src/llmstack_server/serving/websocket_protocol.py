@@ -57,7 +57,7 @@ class LimitedWebSocket(WSProtocol):
             self._parts.append(data if isinstance(data, str) else bytes(data))
         if event.message_finished:
             is_too_large = self._num_bytes > self.max_message_bytes
-            message: dict[str, Any] = {"type": "websocket.receive"}
+            message: dict[str, object] = {"type": "websocket.receive"}
             if is_too_large:
                 message[TOO_LARGE] = True
             elif isinstance(data, str):

@@ -1,4 +1,4 @@
-"""What an answer is encoded from: outputs as they were cut, and what was drawn."""
+"""The source of an answer's events: outputs with cuts, and drawn values."""
 
 from __future__ import annotations
 
@@ -35,11 +35,15 @@ class Cut(NamedTuple):
 
 
 class AnswerSource:
-    """What one answer was encoded from, besides its request: a second run has the same events, one by one.
+    """Tokens, cuts and drawn values of one answer: a second run of its request has the same events, one by one.
 
     Attributes:
-        values: Ids and times that the first run has drawn.
+        values: Ids and times that the first run has drawn, and the cached tokens that it has found.
+        is_second_run: Whether a run before has begun the answer.
         is_other: Whether the second run had another text.
+        is_repeatable: Whether another run has the same tokens: the numeric contract holds, for a single completion.
+        follows: Whether all that the database lacks follows from what it has: such a run has the same tokens, one an
+            output.
     """
 
     def __init__(self, values: Iterable[str | int] = (), cuts: bytes = b"") -> None:
@@ -49,21 +53,30 @@ class AnswerSource:
             ValueError: They are no whole numbers.
         """
         self.values = list(values)
-        self.is_other = False
+        self.is_other = self.follows = False
+        self.is_repeatable = False
+        self._expected_end = 0  # the cuts after these are one token each
         # Per output the number of its pieces and the prompt; per piece index, end, the number of tokens, and these.
         self._numbers = array("I")
         self._numbers.frombytes(cuts)
-        self.begin_again()
-
-    def begin_again(self) -> None:
-        """From now on values and cuts are repeated, as far as there are some."""
         self._num_drawn = self._position = 0
         self._num_cut = len(self._numbers)
+        self.is_second_run = bool(cuts)
+
+    def begin_again(self) -> None:
+        """Begins a run that repeats the values and cuts of the run before."""
+        self._num_drawn = self._position = 0
+        self._num_cut = len(self._numbers)
+        self.is_second_run = True
 
     @property
     def num_bytes(self) -> int:
-        """The size of the cuts: 20 bytes for an output of one token."""
+        """The size of the cuts: 24 bytes for an output of one token."""
         return len(self._numbers) * self._numbers.itemsize
+
+    def note_written(self, num_values: int, num_bytes: int) -> None:
+        """The database has so many values and bytes of cuts."""
+        self.follows = self.is_repeatable and num_values == len(self.values) and num_bytes >= self._expected_end
 
     def cuts_after(self, num_bytes: int) -> bytes:
         """The cuts but for the first `num_bytes`."""
@@ -77,19 +90,32 @@ class AnswerSource:
         """
         if self._num_drawn == len(self.values):
             self.values.append(value)
+            self.follows = False
         found = self.values[self._num_drawn]
         self._num_drawn += 1
         if isinstance(found, type(value)):
             return found
         raise OtherTextError
 
-    def note(self, output: RequestOutput) -> None:
-        """Adds an output that the answer has taken."""
-        numbers = self._numbers
-        numbers.extend((len(output.outputs), output.prompt_index))
-        for one in output.outputs:
+    def note(self, output: RequestOutput) -> int:
+        """Adds an output that the answer takes; for `take_back`, the size before."""
+        numbers, outputs = self._numbers, output.outputs
+        size = len(numbers)
+        one = outputs[0] if outputs else None
+        if one is not None and len(outputs) == len(one.token_ids) == 1 and len(output.engines) < 2:
+            is_last = one.finish_reason is not None
+            numbers.extend((1, output.prompt_index, one.index, is_last, 1, one.token_ids[0]))
+            return size
+        numbers.extend((len(outputs), output.prompt_index))
+        for one in outputs:
             numbers.extend((one.index, one.finish_reason is not None, len(one.token_ids)))
             numbers.extend(one.token_ids)
+        self.follows, self._expected_end = False, self.num_bytes
+        return size
+
+    def take_back(self, size: int) -> None:
+        """Removes the output that the answer has refused."""
+        del self._numbers[size:]
 
     @property
     def is_repeating(self) -> bool:
@@ -100,6 +126,16 @@ class AnswerSource:
         """The next cut to repeat."""
         num_pieces, prompt_index = self._take(2)
         return Cut(prompt_index, tuple(self._pieces(num_pieces)))
+
+    def token_ids(self) -> dict[tuple[int, int], list[int]]:
+        """The tokens so far, by prompt and completion."""
+        found: dict[tuple[int, int], list[int]] = {}
+        every = AnswerSource(cuts=self.cuts_after(0))
+        while every.is_repeating:
+            cut = every.next_cut()
+            for piece in cut.pieces:
+                found.setdefault((cut.prompt_index, piece.completion), []).extend(piece.token_ids)
+        return found
 
     def _pieces(self, count: int) -> Iterator[Piece]:
         for _ in range(count):

@@ -64,7 +64,7 @@ class PendingRequest:
 
 
 class Lateness:
-    """How far predictions have to stay below a limit, so that first tokens come within it.
+    """The margin between predictions and a limit, with which first tokens come within the limit.
 
     Nineteen of twenty come no later than expected and this. It grows fast and shrinks slowly: too much of it makes the
     queue shorter than it might be, which costs nothing while any request waits.
@@ -82,12 +82,12 @@ class Lateness:
         self.unread_s = 0.0
 
     def allowance_s(self, limit_s: float, passed_s: float) -> float:
-        """Seconds that the prediction for a request whose headers waited `passed_s` has to stay below a limit."""
+        """The margin below a limit, in seconds, for a request whose headers have waited `passed_s`."""
         max_unread_s = max(_MAX_UNREAD * limit_s, _LEAST_MAX_UNREAD_S)
         return (self._late_share + min(self.unread_s, passed_s) / max_unread_s) * limit_s
 
     def observe(self, late_s: float, limit_s: float) -> None:
-        """Notes a first token that came so much later than predicted."""
+        """Learns from a first token that came `late_s` after its prediction."""
         is_late = late_s > self._late_share * limit_s
         self._late_share += _ALLOWANCE_STEP * (_IN_TIME_SHARE if is_late else _IN_TIME_SHARE - 1.0)
         self._late_share = min(max(self._late_share, 0.0), _MAX_ALLOWANCE)

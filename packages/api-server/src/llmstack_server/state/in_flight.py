@@ -1,16 +1,22 @@
-"""Requests in flight, which a drain waits for and can cut."""
+"""Requests in flight: a drain waits for their ends, or ends them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class InFlight:
-    """The number of requests in flight, and whether they are to end at once."""
+    """The number of requests in flight, and whether they are to end at once.
+
+    Attributes:
+        tenant_to_sessions: Realtime sessions of each tenant.
+    """
 
     def __init__(self) -> None:
+        self.tenant_to_sessions: Counter[str] = Counter()
         self._is_cut = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -19,8 +25,13 @@ class InFlight:
         self._ending = asyncio.Event()
 
     def ask_to_end(self) -> None:
-        """Tells what would go on for as long as its client likes that the server stops."""
+        """Announces the end of the server to connections without an end of their own, such as WebSockets."""
         self._ending.set()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the server ends."""
+        return self._ending.is_set()
 
     async def wait_for_end(self) -> None:
         """Returns once `ask_to_end` was called."""
@@ -33,7 +44,7 @@ class InFlight:
 
     @contextmanager
     def track_reader(self) -> Iterator[asyncio.Future[None]]:
-        """The same as `track` for a connection that only reads what another request generates: it is not counted."""
+        """As `track`, for a connection that reads the answer of another request; it is not counted."""
         self._num_readers += 1
         try:
             with self.track() as cut:

@@ -1,34 +1,55 @@
-"""The events of one stream, with what most of them have in common stored once."""
+"""The events of one stream in memory: common beginnings and ends stored once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 # What an event costs besides its bytes.
 EVENT_OVERHEAD = 48
 # Fewer bytes in common are not worth it; what has not been found in some events is not looked for any more.
 MIN_COMMON_BYTES = 64
 MAX_ATTEMPTS = 8
-# Packing some events together costs half of packing each one where it comes. These bytes are not counted until then.
-MAX_FRESH_BYTES = 4096
-MAX_FRESH_PART = 512
+# Packing many events together costs less than packing each one where it comes. These bytes are not counted until then.
+MAX_FRESH_PART = 384
+MAX_FRESH_PARTS = 16
+MAX_FRESH_BYTES = MAX_FRESH_PART * MAX_FRESH_PARTS
+
+
+class Packed(NamedTuple):
+    """Parts in MessagePack: what most of them begin and end with, the others whole.
+
+    Attributes:
+        wholes: The numbers of the parts that are whole, from 0 on.
+    """
+
+    prefix: bytes
+    suffix: bytes
+    wholes: Sequence[int]
+    stored: Sequence[bytes]
+
+    def parts(self) -> list[bytes]:
+        """All parts as they were."""
+        wholes, prefix, suffix = set(self.wholes), self.prefix, self.suffix
+        return [
+            part if number in wholes else b"%b%b%b" % (prefix, part, suffix) for number, part in enumerate(self.stored)
+        ]
 
 
 class PackedParts:
     """Parts in their order. Most events of a stream differ only by the text of one token.
 
     Attributes:
-        num_parts: All parts that there were, dropped ones included.
+        fresh: The last parts, which are not packed yet.
+        num_packed: The parts before them, dropped ones included.
         num_dropped: Parts that were dropped at the front.
         num_packed_bytes: As `num_bytes`, without the last parts, which have `MAX_FRESH_BYTES` at most.
     """
 
     def __init__(self) -> None:
-        self.num_parts = 0
+        self.fresh: list[bytes] = []
+        self.num_packed = self.num_packed_bytes = 0
         self.num_dropped = 0
-        self._fresh: list[bytes] = []  # the last parts, not packed yet
-        self._num_fresh_bytes = 0
-        self.num_packed_bytes = 0
         self._stored: list[bytes] = []
         self._whole_numbers: set[int] = set()  # from 0 on, dropped ones included
         self._prefix = self._suffix = b""
@@ -37,7 +58,7 @@ class PackedParts:
         self._num_attempts = 0
 
     def __len__(self) -> int:
-        return self.num_parts
+        return self.num_packed + len(self.fresh)
 
     @property
     def num_bytes(self) -> int:
@@ -45,19 +66,16 @@ class PackedParts:
         self.pack()
         return self.num_packed_bytes
 
-    def append(self, part: bytes) -> bool:
-        """Adds a part; whether `num_packed_bytes` counts it now, and those before it."""
-        size = len(part)
-        self.num_parts += 1
-        self._fresh.append(part)
-        self._num_fresh_bytes += size
-        if size <= MAX_FRESH_PART and self._num_fresh_bytes <= MAX_FRESH_BYTES:
-            return False
-        self.pack()
-        return True
+    def append(self, part: bytes) -> None:
+        """Adds a part as the last one."""
+        self.fresh.append(part)
+        if len(self.fresh) > MAX_FRESH_PARTS or len(part) > MAX_FRESH_PART:
+            self.pack()
 
     def after(self, position: int, max_bytes: int) -> list[bytes]:
         """Parts after the first `position`, until they have `max_bytes` or more; they must not be dropped."""
+        if position >= self.num_packed and max_bytes >= MAX_FRESH_BYTES:  # as one that follows an answer has it
+            return self.fresh[position - self.num_packed :]
         found: list[bytes] = []
         num_bytes = 0
         for part in self._from(position):
@@ -68,12 +86,16 @@ class PackedParts:
         return found
 
     def _from(self, position: int) -> Iterator[bytes]:
-        num_stored = self.num_dropped + len(self._stored)
-        for number in range(position, num_stored):
+        for number in range(position, self.num_packed):
             part = self._stored[number - self.num_dropped]
             is_whole = number in self._whole_numbers
             yield part if is_whole else b"%b%b%b" % (self._prefix, part, self._suffix)
-        yield from self._fresh[max(position - num_stored, 0) :]
+        yield from self.fresh[max(position - self.num_packed, 0) :]
+
+    def packed(self) -> Packed:
+        """All parts as a database keeps them; none must be dropped."""
+        self.pack()
+        return Packed(self._prefix, self._suffix, sorted(self._whole_numbers), tuple(self._stored))
 
     def drop(self, position: int) -> None:
         """Drops the first `position` parts."""
@@ -85,8 +107,9 @@ class PackedParts:
         self.num_dropped += count
 
     def pack(self) -> None:
-        """Stores the last parts, too, without what they have in common with the others."""
-        fresh, self._fresh, self._num_fresh_bytes = self._fresh, [], 0
+        """Also stores the last parts without the common beginning and end."""
+        fresh, self.fresh = self.fresh, []
+        self.num_packed += len(fresh)
         num_before = len(self._stored)
         for index, part in enumerate(fresh):
             if self._prefix:
@@ -110,7 +133,7 @@ class PackedParts:
                 self._keep_whole(part)
 
     def _keep_whole(self, part: bytes) -> None:
-        """Notes a part that stays as it is. Two neighbours may show what they have in common."""
+        """Stores a whole part. Two whole neighbours may have a common beginning and end."""
         if not self._prefix and self._num_attempts < MAX_ATTEMPTS:
             if self._last:
                 self._find_common(part)
@@ -129,7 +152,7 @@ class PackedParts:
 
 
 def _num_common(first: bytes, second: bytes, *, at_end: bool = False) -> int:
-    """The bytes at the beginning that are equal, or at the end; the first bit in which two numbers differ says it."""
+    """The number of equal bytes at the beginning, or at the end: from the first different bit of two integers."""
     size = min(len(first), len(second))
     if at_end:
         first, second = first[len(first) - size :], second[len(second) - size :]

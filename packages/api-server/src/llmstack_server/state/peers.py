@@ -79,7 +79,7 @@ class Peers:
             answers = await asyncio.gather(*(self._ask_until_answered(index, question) for index in others))
         return [answer for answer in answers if answer is not None]
 
-    async def ask_patiently(self, index: int, question: str, timeout_s: float, *, awaits_start: bool = False) -> Any:
+    async def ask_patiently(self, index: int, question: str, timeout_s: float, *, awaits_start: bool = False) -> object:
         """The answer of another process, which is asked again where it is slow; None where it does not run.
 
         `awaits_start`: Also one that does not run is asked again, since it is being replaced.
@@ -90,7 +90,7 @@ class Peers:
         async with asyncio.timeout(timeout_s):
             return await self._ask_until_answered(index, question, awaits_start=awaits_start)
 
-    async def _ask_until_answered(self, index: int, question: str, *, awaits_start: bool = False) -> Any:
+    async def _ask_until_answered(self, index: int, question: str, *, awaits_start: bool = False) -> object:
         """The answer of another process; None where it does not run."""
         while True:
             try:
@@ -130,7 +130,7 @@ class Peers:
                 await writer.drain()
         writer.close()
 
-    async def _answer_to(self, question: str) -> Any:
+    async def _answer_to(self, question: str) -> object:
         word, _, rest = question.partition(" ")
         if word in self._topics:
             return await self._topics[word](rest)

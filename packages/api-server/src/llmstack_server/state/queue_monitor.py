@@ -86,6 +86,7 @@ class QueueMonitor:
         max_prefill_tokens: int = 0,
         max_itl_ms: float = 0.0,
         max_itl_steps: float = 0.0,
+        shorter_prompts_first: bool = False,
         step_tokens: Callable[[int], int] | None = None,
         has_deadlines: bool = False,
     ) -> None:
@@ -94,10 +95,14 @@ class QueueMonitor:
         `max_num_row_tokens`: Of one request in a step; 0 for no limit.
         `max_prefill_tokens`: Of prompts of several requests in a step; 0 for no limit.
         `max_itl_ms`, `max_itl_steps`: Of a step beside running streams, as in `StepLimits`; 0 for no limit.
+        `shorter_prompts_first`: As in `StepLimits`.
         `step_tokens`: Gives the tokens of a step for the longest length of a request.
         `has_deadlines`: Requests of one tenant go by their deadlines.
         """
-        limits = StepLimits(max_num_running, 2048, max_num_row_tokens, max_prefill_tokens, max_itl_ms, max_itl_steps)
+        limits = StepLimits(
+            max_num_running, 2048, max_num_row_tokens, max_prefill_tokens, max_itl_ms, max_itl_steps,
+            shorter_prompts_first,
+        )  # fmt: skip
         self.first_tokens = FirstTokens(limits, quantum, has_deadlines=has_deadlines)
         self.lateness = Lateness()
         self._step_tokens = step_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from llmstack_server.state.first_tokens import PendingRequest
 from llmstack_server.state.shared_table import SharedTable
@@ -41,7 +41,7 @@ class RecentRequests:
                 found = answer_of(request_id)
         return found
 
-    def rows(self, max_age_s: float) -> list[list[Any]]:
+    def rows(self, max_age_s: float) -> list[list[object]]:
         """Tenant, request id, predicted and real milliseconds of what was submitted or answered in the last seconds."""
         since_s = self._clock() - max_age_s
         return [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
 
 from llmstack_server.state.stream_record import (
     Batch,
@@ -19,6 +19,8 @@ from llmstack_server.state.stream_record import (
 
 # Less than the time in which peers have to answer.
 MAX_WAIT_S = 0.5
+READING: Final = ("read", "close")
+"""The questions that `RemoteReaders` answer."""
 # One that asks for nothing for so long has ended with its process.
 SILENCE_S = 10.0
 MAX_READERS = 4096
@@ -115,8 +117,14 @@ class RemoteReaders:
         self._expect(token)
         return {"token": token, "id": reader.stream_id}
 
-    async def read(self, token: str, position: int, *, knows_head: bool) -> dict[str, Any]:
-        """The answer to one question of a reader."""
+    async def answer(self, what: str, words: Sequence[str]) -> Any:
+        """The answer to a question of a `RemoteReader`: `read` or `close`."""
+        if what == "read":
+            return await self._read(words[0], int(words[1]), knows_head=words[2] == "1")
+        self.close(words[0])
+        return True
+
+    async def _read(self, token: str, position: int, *, knows_head: bool) -> dict[str, Any]:
         reader = self._token_to_reader.get(token)
         if reader is None:  # of the process before this one
             return {"error": "away"}

@@ -1,10 +1,10 @@
-"""Outputs of a kept request, which a second run has cut into the same pieces."""
+"""Outputs of a kept request, with the same cuts in each run."""
 
 from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -12,60 +12,28 @@ from llmstack_llm import GenerationRequest, RequestOutput
 from llmstack_llm.outputs.collector import merged
 from llmstack_server.state.answer_source import AnswerSource, Cut, OtherTextError, Piece
 from llmstack_server.state.server_state import OutputStream
+from llmstack_types import EngineReady
 
 if TYPE_CHECKING:
     from llmstack_llm import AsyncLLM
 
 
-class RepeatedOutputs:
-    """Notes the outputs of a request in the source of its answer; those that are there already are repeated first.
+class OutputsThrough:
+    """The outputs of a request as they are; a subclass notes something of them."""
 
-    The outputs of a second run have one token each, so that they can be put together in any way.
-    """
-
-    def __init__(self, outputs: OutputStream, source: AnswerSource) -> None:
+    def __init__(self, outputs: OutputStream) -> None:
         self.prompts = outputs.prompts
         self._outputs = outputs
-        self._source = source
-        self._arrived: dict[tuple[int, int], deque[RequestOutput]] = {}
-        self._take: Callable[[RequestOutput], bool] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """The next output.
-
-        Raises:
-            OtherTextError: It is not as in the first run.
-        """
-        if self._source.is_repeating:
-            try:
-                return await self._repeat(self._source.next_cut())
-            except OtherTextError:
-                self._source.is_other = True
-                raise
-        if self._arrived:  # more than the first run had
-            output = functools.reduce(merged, self._arrived.pop(next(iter(self._arrived))))
-        else:
-            if self._take is not None:
-                self._outputs.follow(self._take)
-                self._take = None
-            output = await self._outputs.__anext__()
-        self._source.note(output)
-        return output
+        return await self._outputs.__anext__()
 
     def follow(self, take: Callable[[RequestOutput], bool]) -> None:
-        """Lets `take` have outputs without a turn of the iterator's task, once there is nothing to repeat."""
-        note = self._source.note
-
-        def take_and_note(output: RequestOutput) -> bool:
-            is_taken = take(output)
-            if is_taken:
-                note(output)
-            return is_taken
-
-        self._take = take_and_note
+        """Lets `take` have outputs without a turn of the iterator's task."""
+        self._outputs.follow(take)
 
     def fail_after(self, timeout_s: float, error: Exception) -> None:
         """Limits the time of the request."""
@@ -82,13 +50,88 @@ class RepeatedOutputs:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._outputs.__aexit__(*exc_info)
 
+
+class RepeatedOutputs(OutputsThrough):
+    """Notes the outputs of a request in the source of its answer, after a repetition of those that are there already.
+
+    The outputs of a second run have one token each, so that they can be put together in any way. What the first run has
+    found in the prefix cache is what later ones say, too: it is part of events that a reader may have.
+
+    Attributes:
+        source: The source of the answer.
+        engines: By prompt, the engine cores that have computed it; see `RequestOutput.engines`.
+    """
+
+    def __init__(self, outputs: OutputStream, source: AnswerSource) -> None:
+        super().__init__(outputs)
+        self.source = source
+        if [prompt.sampling_params.n for prompt in outputs.prompts] != [1]:
+            source.is_repeatable = source.follows = False
+        self.engines: dict[int, Sequence[EngineReady]] = {}
+        self._arrived: dict[tuple[int, int], deque[RequestOutput]] = {}
+        self._take: Callable[[RequestOutput], bool] | None = None
+        self._prompt_index_to_num_cached: dict[int, int] = {}
+
+    async def __anext__(self) -> RequestOutput:
+        """The next output.
+
+        Raises:
+            OtherTextError: It is not as in the first run.
+        """
+        if self.source.is_repeating:
+            try:
+                return await self._repeat(self.source.next_cut())
+            except OtherTextError:
+                self.source.is_other = True
+                raise
+        if self._arrived:  # more than the first run had
+            place, queue = next(iter(self._arrived.items()))
+            output = self._as_begun(queue.popleft())
+            if not queue:
+                del self._arrived[place]
+        else:
+            if self._take is not None:
+                self._outputs.follow(self._take)
+                self._take = None
+            output = self._as_begun(await self._outputs.__anext__())
+        self.engines[output.prompt_index] = output.engines
+        self.source.note(output)
+        return output
+
+    def follow(self, take: Callable[[RequestOutput], bool]) -> None:
+        """As `OutputsThrough.follow`, once there is nothing to repeat."""
+        source, engines, as_begun = self.source, self.engines, self._as_begun
+
+        def take_and_note(output: RequestOutput) -> bool:
+            output = as_begun(output)
+            size = source.note(output)
+            if not take(output):
+                source.take_back(size)
+                return False
+            engines[output.prompt_index] = output.engines
+            return True
+
+        self._take = take_and_note
+
     async def _repeat(self, cut: Cut) -> RequestOutput:
         arrived: list[RequestOutput] = []
         for piece in cut.pieces:
             arrived += await self._next_of((cut.prompt_index, piece.completion), piece)
         if not arrived:
             raise OtherTextError
-        return functools.reduce(merged, arrived)
+        output = self._as_begun(functools.reduce(merged, arrived))
+        self.engines[output.prompt_index] = output.engines
+        return output
+
+    def _as_begun(self, output: RequestOutput) -> RequestOutput:
+        """The output with the cached tokens of the first run; raises OtherTextError."""
+        num_cached = output.num_cached_tokens
+        if num_cached is None:
+            return output
+        known = self._prompt_index_to_num_cached.get(output.prompt_index)
+        if known is None:
+            known = self._prompt_index_to_num_cached[output.prompt_index] = self.source.lasting(num_cached)
+        return output if known == num_cached else replace(output, num_cached_tokens=known)
 
     async def _next_of(self, place: tuple[int, int], piece: Piece) -> list[RequestOutput]:
         """What has the tokens of a piece, once it has come."""
@@ -121,5 +164,6 @@ class RepeatedOutputs:
 
 async def submit_kept(engine: AsyncLLM, source: AnswerSource, *requests: GenerationRequest) -> OutputStream:
     """Submits the prompts of a kept request; raises as `AsyncLLM.submit`."""
-    is_split = source.is_repeating
-    return RepeatedOutputs(await engine.submit(*[replace(one, is_split=is_split) for one in requests]), source)
+    if source.is_second_run:
+        requests = tuple([replace(one, is_split=True) for one in requests])
+    return RepeatedOutputs(await engine.submit(*requests), source)

@@ -33,7 +33,7 @@ class RequestSizes:
         self._large_bytes = LARGE_BYTES if takes_pictures else math.inf
 
     def estimate(self, num_bytes: int | None) -> int:
-        """Tokens that a request of so many bytes counts with, its output included; None: of unknown size."""
+        """The expected tokens of a request, its output included, for a body of `num_bytes`; None is an unknown size."""
         per_byte = self._num_tokens / self._num_bytes
         usual = _FIRST_BYTES * per_byte
         if num_bytes is None:
@@ -46,7 +46,7 @@ class RequestSizes:
         return int(num_tokens + self.num_output_tokens) + 1
 
     def observe(self, num_bytes: int | None, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """A request of so many bytes, None where that is not known, had so many tokens."""
+        """Learns from a request whose tokens are known; `num_bytes` is None for a body of unknown size."""
         self.num_output_tokens += SMOOTHING * (num_output_tokens - self.num_output_tokens)
         if num_bytes is None:
             return

@@ -14,6 +14,7 @@ from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory
 from llmstack_server.observability.watchdog import StuckWatchdog
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.reload_options import START_NAME
+from llmstack_server.state.idle_sleep import IdleSleep
 from llmstack_server.state.in_flight import InFlight
 from llmstack_server.state.lifecycle import Lifecycle
 from llmstack_server.state.queue_monitor import QueueMonitor
@@ -52,10 +53,10 @@ class OutputStream(Protocol):
     async def __aexit__(self, *exc_info: object) -> None: ...
 
 
-class NotedStream(OutputStream, Protocol):
-    """The outputs of a request, which can tell what has computed them."""
+class Sign(Protocol):
+    """Makes the receipt of one answer."""
 
-    def receipt(self, answer_id: str, model: str, created: int, *, has_token_ids: bool = False) -> dict[str, Any]:
+    def __call__(self, answer_id: str, model: str, created: int, *, has_token_ids: bool = False) -> dict[str, Any]:
         """The signed receipt, once all outputs are read; `created` is in seconds since 1970."""
         ...
 
@@ -63,8 +64,8 @@ class NotedStream(OutputStream, Protocol):
 class Signer(Protocol):
     """The signer of a server's answers."""
 
-    def note(self, state: ServerState, outputs: OutputStream) -> NotedStream:
-        """Outputs of a request, with a receipt at their end."""
+    def note(self, state: ServerState, outputs: OutputStream) -> tuple[OutputStream, Sign]:
+        """The outputs of a request, and what makes the receipt of its answer once they are read."""
         ...
 
 
@@ -126,6 +127,7 @@ class ServerState:
         recent_requests: The last requests, with their predicted first tokens.
         decoding: The turns at decoding large bodies.
         is_paused: Whether new requests are refused until `/resume`.
+        is_updating_weights: Whether they are refused until the weights have changed in place.
         request_ids: The ids that clients have given to running requests.
         adapters: The component that keeps the adapters of all API processes equal.
         slow_readers: How long streams have waited for their clients to read.
@@ -139,6 +141,10 @@ class ServerState:
         application: Answers requests of the server itself, such as those of a batch; None before it is built.
         stored_files: The files that clients have uploaded; None where none are kept.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
+        idle: Lets the engine sleep while nothing uses it; None where it never does by itself.
+        is_one_of_several: Whether other models are beside this one: its engine may end, and the server goes on.
+        is_name_taken: Whether another model has a name, or an adapter of it.
+        num_left_answers: Answers that an earlier server had not finished; they go on when the engine is ready.
     """
 
     config: ServeConfig
@@ -160,6 +166,7 @@ class ServerState:
     recent_requests: RecentRequests = field(default_factory=RecentRequests)
     decoding: Turns = field(default_factory=Turns)
     is_paused: bool = False
+    is_updating_weights: bool = False
     request_ids: RequestIds = field(default_factory=RequestIds)
     adapters: SharedAdapters = field(default_factory=SharedAdapters)
     slow_readers: SlowReaders = field(default_factory=SlowReaders)
@@ -173,8 +180,20 @@ class ServerState:
     is_reloading: bool = False
     start_model_path: str = ""
     shared_reloads: SharedReloads | None = None
+    idle: IdleSleep | None = None
+    is_one_of_several: bool = False
+    is_name_taken: Callable[[str], bool] = lambda _: False
+    num_left_answers: int = 0
 
     def __post_init__(self) -> None:
+        processes = self.config.processes
+        if processes.idle_sleep_s is not None:
+            self.idle = IdleSleep(
+                lambda: self.opened_engine, processes.idle_sleep_s, processes.idle_sleep_level,
+                name=self.served_model_name,
+            )  # fmt: skip
+            self.ticks.append(self.idle.tick)
+            self.metrics.follow_idle(self.idle)
         self.metrics.follow_media(lambda: None if self.opened_engine is None else self.opened_engine.media_stats)
         self.metrics.follow_speech(lambda: None if self.opened_engine is None else self.opened_engine.speech)
 
@@ -187,6 +206,11 @@ class ServerState:
             "numeric_contract_id": None if ready is None else ready.numeric_contract_id or None,
             "system_fingerprint": self.system_fingerprint,
         }
+
+    def follow_start(self, ready: EngineReady) -> None:
+        """Notes that an engine answers new requests, the first one or another one of the same model."""
+        self.ready = ready
+        self.__dict__.pop("system_fingerprint", None)
 
     def follow_reload(self, name: str, ready: EngineReady) -> None:
         """Notes that other weights answer new requests; their answers have another fingerprint."""

@@ -1,4 +1,4 @@
-"""The same LoRA adapters in every API process of a server."""
+"""LoRA adapters, the same ones in every API process of a server."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ class SharedAdapters:
         self._registry = registry
         if peers is not None:
             peers.add_topic(TOPIC, self._answer)
+
+    def share_changes(self, other: SharedAdapters) -> None:
+        """What changes here and there excludes each other: of two models of a process one at a time has a name."""
+        self._key_to_is_settled = other._key_to_is_settled
 
     async def begin(self, load_configured: Callable[[], Awaitable[None]]) -> None:
         """Takes the adapters of the other processes; where none runs, those that the server has from the start."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from llmstack_server.state.peers import Peers
-from llmstack_server.state.remote_streams import MAX_WAIT_S, Reader, RemoteReader, RemoteReaders
+from llmstack_server.state.remote_streams import MAX_WAIT_S, READING, Reader, RemoteReader, RemoteReaders
 from llmstack_server.state.stream_record import StreamAwayError, StreamReader, StreamRecord, UnknownStreamError
 from llmstack_server.state.stream_table import StreamTable
 
@@ -237,13 +237,10 @@ class SharedStreams:
             return [key for key in self.table.settled_keys if int(key, 16) % self.table.count == int(words[0])]
         if what == "held":
             return self._holds(words[0])
-        if what == "read":
-            return await self._readers.read(words[0], int(words[1]), knows_head=words[2] == "1")
+        if what in READING:
+            return await self._readers.answer(what, words)
         if what == "forget":
             return self._forget_here(words[0], words[1])
-        if what == "close":
-            self._readers.close(words[0])
-            return True
         return await self._opened(what, words)
 
     async def _opened(self, what: str, words: list[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class SlowReaders:
         self._waited_s: SharedTable[float] = SharedTable(MAX_STREAMS)
 
     def note(self, request_id: str, tenant: str, waited_s: float) -> None:
-        """Notes at the end of a connection how long the events of a stream waited for its client to read.
+        """Notes the wait of a stream for its client, at the end of a connection.
 
         Less than `MIN_WAIT_S` is no wait. Those of several connections to one stream add up.
         """

@@ -1,13 +1,15 @@
-"""An answer that outlives its connection: its parts, and who reads them."""
+"""An answer that outlives its connection: its parts and its readers."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmstack_server.state.packed_parts import PackedParts
+from llmstack_server.state.answer_source import AnswerSource
+from llmstack_server.state.packed_parts import MAX_FRESH_PART, MAX_FRESH_PARTS, PackedParts
 
 MAX_STREAM_BYTES = 1 << 20
 MAX_READ_BYTES = 256 << 10
@@ -30,7 +32,7 @@ class ReplacedError(Exception):
 
 
 class FailedError(Exception):
-    """The answer has failed, and nothing is left of it to read; `fields` are those of the error."""
+    """The answer has failed, and its reader has all parts; `fields` are those of the error."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         super().__init__(str(fields.get("message", "")))
@@ -68,27 +70,33 @@ class Batch:
     is_resumable: bool
 
 
+def _ignore(record: StreamRecord) -> None:
+    pass
+
+
 class StreamRecord:
     """One answer and its readers. A stream has one reader, the latest; a whole answer may have several.
 
     Attributes:
-        id: 128 random bits.
+        id: 128 random bits, or the id of a stored response, whose events these are.
         owner: The tenant.
         digest: A digest of the request.
         key: The key of the request in the table; None if it has none.
         keep_s: Seconds that it is kept without a reader.
         is_resumable: Whether a later reader may come. Otherwise parts are dropped when they were read.
         is_over: Whether all parts are there.
+        head: The status and the headers, once they are known.
+        parts: What it has, for readers and the database.
+        latest: The reader after which no other has come.
+        num_promised: The parts that readers of an earlier server may have at least; they come again.
         abandoned: Set once no reader has it or can come.
-        left: Done at the same time.
-        settled: For a record with a key, the index of the process that answers, once the processes agree.
     """
 
     def __init__(
-        self, stream_id: str, owner: str, digest: str, key: str | None, keep_s: float,
-        on_change: Callable[[StreamRecord], None], on_growth: Callable[[StreamRecord], None], is_observed: bool = False,
+        self, stream_id: str, owner: str, digest: str = "", key: str | None = None, keep_s: float = 0.0,
+        on_change: Callable[[StreamRecord], None] = _ignore, on_growth: Callable[[StreamRecord], None] = _ignore,
     ) -> None:  # fmt: skip
-        """`on_change`: Called when its state or its readers change, and with `is_observed` for each part, too.
+        """`on_change`: Called when its state or its readers change.
 
         `on_growth`: Called when it counts as more bytes.
         """
@@ -99,35 +107,52 @@ class StreamRecord:
         self.keep_s = keep_s
         self.is_resumable = True
         self.is_over = False
+        self.num_promised = 0
         self.abandoned = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self.left: asyncio.Future[None] = loop.create_future()
-        self.settled: asyncio.Future[int] = loop.create_future()
-        self._head: Head | None = None
+        self._left: asyncio.Future[None] | None = None
+        self._settled: asyncio.Future[int] | None = None
+        self.head: Head | None = None
         self._failure: Mapping[str, Any] | None = None
-        self._parts = PackedParts()
+        self.parts = PackedParts()
         self._num_saved: int | None = None
         self._readers: set[StreamReader] = set()
-        self._latest: StreamReader | None = None
+        self.latest: StreamReader | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._on_change = on_change
         self._on_growth = on_growth
-        self._is_observed = is_observed
+        self._source: AnswerSource | None = None
+        self._on_part: Callable[[str, bool], None] | None = None
+
+    @property
+    def left(self) -> asyncio.Future[None]:
+        """Done once no reader has it or can come."""
+        if self._left is None:
+            self._left = asyncio.get_running_loop().create_future()
+            if self.abandoned.is_set():
+                self._left.set_result(None)
+        return self._left
+
+    @property
+    def settled(self) -> asyncio.Future[int]:
+        """For a record with a key, the index of the process that answers, once the processes agree."""
+        if self._settled is None:
+            self._settled = asyncio.get_running_loop().create_future()
+        return self._settled
 
     @property
     def num_parts(self) -> int:
         """The parts so far, dropped ones included."""
-        return self._parts.num_parts
+        return len(self.parts)
 
     @property
     def num_visible(self) -> int:
-        """The parts that readers may have: without a database all, else those in it; -1 before the record is in it."""
-        return self.num_parts if self._num_saved is None else self._num_saved
+        """The parts that readers may have: without a database all, else those it knows; -1 before it has the record."""
+        return self.num_parts if self._num_saved is None else min(self._num_saved, self.num_parts)
 
     @property
     def num_bytes(self) -> int:
-        """The size of its parts, as it is counted, without the last ones before it is over: see `PackedParts`."""
-        return self._parts.num_packed_bytes
+        """The size of its parts, as it is counted, without the last ones: see `PackedParts`."""
+        return self.parts.num_packed_bytes
 
     @property
     def has_reader(self) -> bool:
@@ -135,56 +160,62 @@ class StreamRecord:
         return bool(self._readers)
 
     @property
-    def head(self) -> Head | None:
-        """The status and the headers, once they are known."""
-        return self._head
-
-    @property
     def is_stream(self) -> bool:
         """Whether it is known to be a stream."""
-        return self._head is not None and self._head.is_stream
-
-    def is_latest(self, reader: StreamReader) -> bool:
-        """Whether no later reader has come."""
-        return reader is self._latest
+        return self.head is not None and self.head.is_stream
 
     def begin(self, head: Head) -> None:
         """Notes the status and the headers, before all parts."""
-        self._head = head
+        self.head = head
         self._on_change(self)
         self.tell()
 
     def abandon(self) -> None:
         """Notes that no reader has it or can come. Idempotent."""
-        if not self.left.done():
-            self.abandoned.set()
-            self.left.set_result(None)
+        self.abandoned.set()
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
 
-    def hold(self) -> None:
-        """Withholds from readers what is not in the database yet: the next server would not know of it."""
+    def hold(self, source: AnswerSource | None = None, on_part: Callable[[str, bool], None] | None = None) -> None:
+        """Withholds from readers what does not follow from the database yet: the next server would not know of it.
+
+        `source`: Says what follows from the database; without it, nothing does.
+        `on_part`: Called with the id when there is a further part, and whether it is withheld.
+        """
         self._num_saved = -1
+        self._source, self._on_part = source, on_part
 
     def reveal(self, num_saved: int) -> None:
-        """So many parts are in the database."""
-        if self._num_saved is not None:
-            self._num_saved = num_saved
+        """The database knows so many parts, or the sources of them."""
+        if self._num_saved is None:
+            return
+        source = self._source
+        follows = source is not None and source.follows and not self.is_over
+        num_following = self.num_parts if follows and num_saved > 0 else 0  # the first one waits for its head
+        num_saved = self._num_saved = max(num_saved, self._num_saved, num_following)
+        reader = self.latest
+        is_next = reader is not None and reader.is_waiting and reader.position < num_saved
+        if reader is None or not is_next or self.is_over or not self.is_resumable:
             self.tell()
+            return
+        for part in self.parts.after(reader.position, MAX_READ_BYTES)[: max(num_saved - reader.position, 0)]:
+            if not reader.take(reader.position + 1, part):
+                self.tell()
+                return
+            reader.position += 1
 
     def release(self) -> None:
         """Gives readers everything again, because nothing of it is in a database any more."""
-        self._num_saved = None
+        self._num_saved = self._source = self._on_part = None
         self.tell()
 
-    def parts_after(self, position: int, max_bytes: int) -> list[bytes]:
-        """Parts for the database, until they have `max_bytes` or more."""
-        return self._parts.after(position, max_bytes)
-
-    def restore(self, head: Head, parts: Sequence[bytes]) -> None:
-        """Takes the beginning that an earlier server has saved."""
-        self._head = head
+    def restore(self, head: Head, parts: Sequence[bytes], num_promised: int = 0) -> None:
+        """Takes what an earlier server has saved."""
+        self.head = head
+        self.num_promised = num_promised
         for part in parts:
-            self._parts.append(part)
-        self._parts.pack()
+            self.parts.append(part)
+        self.parts.pack()
 
     async def append(self, part: bytes) -> None:
         """Adds a part. Without later readers it waits until the reader has room for it.
@@ -197,21 +228,33 @@ class StreamRecord:
 
     def put(self, part: bytes, *, is_last: bool = False) -> None:
         """Adds a part at once. The last one is left to the reader."""
-        parts, reader = self._parts, self._latest
-        if parts.append(part):
+        # Not methods of the parts and the reader: every event of a stream passes here.
+        parts, reader = self.parts, self.latest
+        fresh = parts.fresh
+        fresh.append(part)
+        if len(fresh) > MAX_FRESH_PARTS or len(part) > MAX_FRESH_PART:
+            parts.pack()
             self._on_growth(self)
-        if self._is_observed or not self.is_resumable:
+        if not self.is_resumable:
             self._on_change(self)
-        number, is_open = parts.num_parts, not is_last and self.is_resumable and self._num_saved is None
-        # Not a method of the reader: every event of a stream passes here.
+        number = parts.num_packed + len(parts.fresh)
+        if self._num_saved is not None:
+            source = self._source
+            if 0 < self._num_saved == number - 1 and source is not None and source.follows and not is_last:
+                self._num_saved = number
+            is_held = self._num_saved < number
+            if self._on_part is not None:
+                self._on_part(self.id, is_held)
+            if is_held:  # no reader may have it yet
+                return
         is_next = reader is not None and reader.is_waiting and reader.position == number - 1
-        if reader is None or not is_open or not is_next or not reader.take(number, part):
+        if reader is None or is_last or not is_next or not self.is_resumable or not reader.take(number, part):
             self.tell()
         else:
             reader.position = number
 
     def fail(self, fields: Mapping[str, Any]) -> None:
-        """Ends an answer with an error after the parts that there are."""
+        """Ends an answer with an error after the parts that readers may have."""
         self._failure = fields
         self.finish()
 
@@ -219,7 +262,6 @@ class StreamRecord:
         """Marks the last part as the end. Idempotent."""
         if not self.is_over:
             self.is_over = True
-            self._parts.pack()
             self._on_change(self)
             self.tell()
 
@@ -229,11 +271,12 @@ class StreamRecord:
         Raises:
             UnknownStreamError: There is no such part yet.
         """
-        if after > self.num_parts or after < self._parts.num_dropped:
+        num_known = self.num_parts if self.is_over or not self.num_promised else sys.maxsize
+        if after > num_known or after < self.parts.num_dropped:
             raise UnknownStreamError
         reader = StreamReader(self, after)
         self._readers.add(reader)
-        self._latest = reader
+        self.latest = reader
         self._on_change(self)
         self.tell()
         return reader
@@ -251,16 +294,19 @@ class StreamRecord:
         Raises:
             ReplacedError: Another reader has come.
             FailedError: It has failed before its first part.
+            UnknownStreamError: It has ended before there was a part, or before `position`.
         """
         while True:
-            if self._failure is not None and position >= self.num_parts:
+            if self._failure is not None and position >= self.num_visible:
                 raise FailedError(self._failure)
-            if reader not in self._readers or (self.is_stream and reader is not self._latest):
+            if reader not in self._readers or (self.is_stream and reader is not self.latest):
                 raise ReplacedError
             position = max(position, reader.position)
-            head, visible = self._head, self.num_visible
+            head, visible = self.head, self.num_visible
             if head is not None and visible >= 0:
-                start = position if head.is_stream else max(position, self._parts.num_dropped)
+                start = position if head.is_stream else max(position, self.parts.num_dropped)
+                if head.is_stream and self.is_over and start > self.num_parts:
+                    raise UnknownStreamError  # a reader of an earlier server claims more than there was
                 is_complete = self.is_over and self._failure is None and visible >= self.num_parts
                 if visible > start or is_complete or not knows_head:
                     return self._batch(head, start)
@@ -270,20 +316,21 @@ class StreamRecord:
 
     def drop_read(self, position: int) -> None:
         """Drops the parts up to `position`, which no reader will ask for again."""
-        self._parts.drop(position)
+        self.parts.drop(position)
         self.tell()
 
     def _batch(self, head: Head, start: int) -> Batch:
-        parts = self._parts.after(start, MAX_READ_BYTES)[: max(self.num_visible - start, 0)]
+        parts = self.parts.after(start, MAX_READ_BYTES)[: max(self.num_visible - start, 0)]
         is_last = self.is_over and self._failure is None and start + len(parts) >= self.num_parts
         return Batch(head, start + 1, parts, is_last, self.is_resumable)
 
     def tell(self) -> None:
         """Wakes all that wait; later ones wait for the next change."""
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if not one.done():
-                one.set_result(None)
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                if not one.done():
+                    one.set_result(None)
 
     async def _wait(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -333,7 +380,7 @@ class StreamReader:
 
     async def read_from(self, position: int, *, knows_head: bool) -> Batch:
         """The parts after `position`, for a reader that has read so far and may ask twice."""
-        if not self.record.is_resumable and self.record.is_latest(self):
+        if not self.record.is_resumable and self.record.latest is self:
             self.record.drop_read(position)
         return await self.record.read(self, position, knows_head=knows_head)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from llmstack_server.state.answer_source import AnswerSource
-from llmstack_server.state.kept_rows import KeptAnswer, KeptRows, Written
+from llmstack_server.state.kept_rows import KeptAnswer, KeptRequest, KeptRows, Written
 from llmstack_server.state.stream_record import Head, StreamRecord
 
 FILE_NAME: Final = "streams.sqlite3"
@@ -17,29 +17,12 @@ MAX_DOWNTIME_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRequest:
-    """A kept request, from which the same answer can be generated again.
-
-    Attributes:
-        headers: The headers of the request that its answer depends on.
-        seed: The seed from which seeds that the body lacks are drawn.
-        identity: What tokens and events follow from besides the request.
-        num_resumes: How many servers have begun it again.
-    """
-
-    path: str
-    body: bytes
-    headers: tuple[tuple[str, str], ...]
-    seed: int
-    identity: str
-    num_resumes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One answer of an earlier server, with what is of use of its beginning.
+    """One answer of an earlier server.
 
     Attributes:
+        num_parts: The parts that readers may have.
+        parts: All of them, of an answer that has ended.
         written: What the database has of it.
     """
 
@@ -52,14 +35,15 @@ class StreamRow:
     head: Head | None
     is_over: bool
     source: AnswerSource
+    num_parts: int
     parts: Sequence[bytes]
     written: Written
     written_at: float
 
 
-def open_rows(folder: Path, secret: bytes) -> KeptRows:
-    """The database of all API processes of a server; raises ServeError."""
-    return KeptRows(folder / FILE_NAME, secret, is_shared=True)
+def open_rows(folder: Path, secret: bytes, index: int, count: int) -> KeptRows:
+    """The database of all `count` API processes of a server, for the process `index`; raises ServeError."""
+    return KeptRows(folder / FILE_NAME, secret, is_shared=True, process=index, num_processes=count)
 
 
 def load_streams(rows: KeptRows, index: int, count: int) -> list[StreamRow]:
@@ -67,44 +51,32 @@ def load_streams(rows: KeptRows, index: int, count: int) -> list[StreamRow]:
     return [row for row in rows.load(decoded_stream) if int(row.id, 16) % count == index]
 
 
-def encoded_stream(
-    record: StreamRecord, request: KeptRequest, source: AnswerSource, *, ended_at: float | None,
-    parts: Sequence[bytes],
-) -> KeptAnswer:  # fmt: skip
-    """An answer with its new parts, as the database keeps it."""
+def facts_of(record: StreamRecord) -> dict[str, Any]:
+    """What the database keeps of an answer besides its request and its parts."""
     head = None if record.head is None else _encoded_head(record.head)
-    facts = {"digest": record.digest, "key": record.key, "keep_s": record.keep_s, "head": head}
-    fields = asdict(request)
-    body = fields.pop("body")
-    return KeptAnswer(
-        record.id, record.owner, facts | {"request": fields}, body, ended_at,
-        parts=parts, source=source,
-    )  # fmt: skip
+    return {"digest": record.digest, "key": record.key, "keep_s": record.keep_s, "head": head}
 
 
 def decoded_stream(answer: KeptAnswer) -> StreamRow:
     """The answer in the form of the server; raises TypeError, ValueError or KeyError."""
-    facts = answer.facts
-    request = dict(facts["request"])
-    headers = tuple((str(name), str(value)) for name, value in request.pop("headers"))
-    kept = KeptRequest(body=answer.data, headers=headers, **request)
+    facts, request = answer.facts, answer.request
     head = None if facts["head"] is None else _decoded_head(facts["head"])
-    texts = (facts["digest"], facts["key"] or "", kept.path, kept.identity)
-    numbers = (kept.seed, kept.num_resumes, facts["keep_s"])
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(one, int | float) for one in numbers):
+    texts = (facts["digest"], facts["key"] or "")
+    is_typed = isinstance(facts["keep_s"], int | float) and all(isinstance(text, str) for text in texts)
+    if request is None or not is_typed:
         raise TypeError("a fact has another type")
     is_over = answer.ended_at is not None
-    parts, source = answer.parts, answer.source or AnswerSource()
-    written = Written(len(parts), source.num_bytes)
-    if not is_over and (head is None or not head.is_stream):  # a part of a whole answer, which is generated again
-        parts, source, written = (), AnswerSource(source.values), Written(-1)
+    num_parts, source = answer.num_parts, answer.source or AnswerSource()
+    written = Written(num_parts, source.num_bytes, len(answer.parts) if is_over else 0, len(source.values))
+    if not is_over and (head is None or not head.is_stream):  # a whole answer, which is generated again
+        num_parts, source, written = 0, AnswerSource(), Written(-1)
     return StreamRow(
-        answer.id, answer.owner, facts["digest"], facts["key"], facts["keep_s"], kept, head, is_over, source, parts,
-        written, answer.written_at,
+        answer.id, answer.owner, facts["digest"], facts["key"], facts["keep_s"], request, head, is_over, source,
+        num_parts, answer.parts if is_over else (), written, answer.written_at,
     )  # fmt: skip
 
 
-def _encoded_head(head: Head) -> list[Any]:
+def _encoded_head(head: Head) -> list[object]:
     pairs = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in head.headers]
     return [head.status, pairs, head.is_stream]
 

@@ -2,59 +2,69 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from llmstack_server.state.answer_source import AnswerSource
-from llmstack_server.state.kept_rows import Change, KeptAnswer, KeptRows, Written
+from llmstack_server.state.kept_rows import KeptAnswer, KeptRequest, KeptRows, Written
 from llmstack_server.state.state_folder import DatabaseReplacedError
 from llmstack_server.state.stream_record import StreamRecord
-from llmstack_server.state.stream_rows import KeptRequest, StreamRow, encoded_stream
-from llmstack_server.state.write_behind import WriteBehind
+from llmstack_server.state.stream_rows import StreamRow, facts_of
+from llmstack_server.state.write_behind import MAX_WRITE_S, RETRY_S, WriteBehind
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20
 MAX_ALL_BODY_BYTES = 64 << 20
-MAX_PART_BYTES = 256 << 10
 
 
 @dataclass
 class _Kept:
-    """An answer that is kept, and what it is made of."""
+    """An answer that is kept.
+
+    Attributes:
+        ended_at: When it ended, by the clock of the world.
+    """
 
     record: StreamRecord
     request: KeptRequest
     source: AnswerSource
+    ended_at: float | None = None
 
 
 class StreamSaver(WriteBehind[_Kept]):
     """Follows a table of streams; satisfies `StreamObserver`.
 
     Readers of a record get what is in the database, so that the next server knows all that they have seen. A stream
-    whose rows cannot be written goes on in memory alone.
+    whose rows cannot be written goes on in memory alone. Its rows go once the database can be written: the next server
+    would resume it at a place that its readers have passed.
     """
 
     def __init__(self, rows: KeptRows) -> None:
         super().__init__(rows, "resumable streams")
         self._num_body_bytes = 0
+        self._is_slow = False
+        self._deletion: asyncio.TimerHandle | None = None
 
     def keep(self, record: StreamRecord, request: KeptRequest, source: AnswerSource) -> bool:
-        """Begins to keep an answer; False where its request is too large, or there are too many."""
+        """Begins to keep an answer; False where its request is too large, there are too many, or no write ends."""
         size = len(request.body)
-        if self._is_closing or size > MAX_BODY_BYTES or self._num_body_bytes + size > MAX_ALL_BODY_BYTES:
+        is_refused = self._is_closing or self._is_slow
+        if is_refused or size > MAX_BODY_BYTES or self._num_body_bytes + size > MAX_ALL_BODY_BYTES:
             return False
-        self._add(_Kept(record, request, source))
+        self._add(record, request, source)
         self.on_change(record)
         return True
 
     def restore(self, record: StreamRecord, row: StreamRow) -> None:
         """An answer came from the database."""
         self._written[record.id] = row.written
-        self._add(_Kept(record, row.request, row.source))
-        record.reveal(len(row.parts))
+        self._add(record, row.request, row.source)
+        row.source.note_written(row.written.num_values, row.written.num_cut_bytes)
+        record.reveal(row.num_parts)
 
     def delete(self, stream_id: str) -> None:
         """An answer in the database is not restored; its rows go."""
@@ -65,13 +75,16 @@ class StreamSaver(WriteBehind[_Kept]):
         """Another server begins the answer again."""
         kept = self._kept.get(record.id)
         if kept is not None:
-            kept.request = replace(kept.request, num_resumes=kept.request.num_resumes + 1)
-            self.on_change(record)
+            kept.request = kept.request.begun_again()
+            self._note(record.id)
 
     def on_change(self, record: StreamRecord) -> None:
-        """An answer has further parts, or has ended."""
+        """An answer has begun, or has ended."""
         if record.id in self._kept and not self._is_closing:  # later changes are those of a server that ends
-            self._note(record.id)
+            if not record.is_over:
+                self._note_part(record.id, False)
+            elif not self._is_whole(record.id):
+                self._note(record.id)
 
     def on_removal(self, record: StreamRecord) -> None:
         """An answer has left the table, or is not to be kept any longer; its rows go, too."""
@@ -79,10 +92,15 @@ class StreamSaver(WriteBehind[_Kept]):
             self._drop([record.id])
             self._note(record.id)
 
-    def _add(self, kept: _Kept) -> None:
-        self._kept[kept.record.id] = kept
-        self._num_body_bytes += len(kept.request.body)
-        kept.record.hold()
+    async def close(self) -> None:
+        """Writes what is left, as far as that goes, and closes the database."""
+        self._delete_rows()
+        await super().close()
+
+    def _add(self, record: StreamRecord, request: KeptRequest, source: AnswerSource) -> None:
+        self._kept[record.id] = _Kept(record, request, source)
+        self._num_body_bytes += len(request.body)
+        record.hold(source, self._note_part)
 
     def _drop(self, stream_ids: Iterable[str]) -> None:
         for stream_id in stream_ids:
@@ -92,24 +110,53 @@ class StreamSaver(WriteBehind[_Kept]):
                 kept.record.release()
 
     def _encoded(self, kept: _Kept, written: Written | None) -> KeptAnswer:
-        record, first = kept.record, 0 if written is None else max(written.num_parts, 0)
-        parts = record.parts_after(first, MAX_PART_BYTES)
-        is_over = record.is_over and first + len(parts) >= record.num_parts
-        ended_at = time.time() if is_over else None
-        return encoded_stream(record, kept.request, kept.source, ended_at=ended_at, parts=parts)
+        record, is_stream = kept.record, kept.record.is_stream
+        answer = KeptAnswer(record.id, record.owner, facts_of(record), request=kept.request, source=kept.source)
+        answer.num_parts = record.num_parts if is_stream or record.is_over else 0
+        if record.is_over:
+            kept.ended_at = answer.ended_at = kept.ended_at or time.time()
+            if written is None or not written.num_kept_parts:
+                answer.packed = record.parts.packed()
+        return answer
 
     def _note_written(self, kept: _Kept, written: Written) -> None:
-        if written.num_parts < kept.record.num_parts:
-            self._dirty[kept.record.id] = None
+        kept.source.note_written(written.num_values, written.num_cut_bytes)
         kept.record.reveal(written.num_parts)
 
-    def _note_failure(self, changes: Sequence[Change], error: Exception) -> None:
-        """Lets the answers go on in memory: a row that ends too early would be resumed at a wrong place."""
-        logger.error("%d resumable streams cannot be kept (%s): a restart ends them", len(changes), error)
-        for change in changes:
-            self._drop([change.id])
-            self._written.pop(change.id, None)
-            self._dirty.pop(change.id, None)
+    def _note_failure(self, answer_ids: Sequence[str], error: Exception) -> None:
+        self._is_slow = False
+        self._give_up(answer_ids, str(error))
+
+    def _note_slow(self) -> None:
+        self._is_slow = True
+        self._give_up(list(self._kept), f"a write takes more than {MAX_WRITE_S:g} s")
+
+    def _note_success(self) -> None:
+        super()._note_success()
+        self._is_slow = False
+
+    def _give_up(self, answer_ids: Sequence[str], cause: str) -> None:
+        """Lets answers go on in memory, unless all of them is in the database."""
+        for answer_id in answer_ids:
+            self._dirty.pop(answer_id, None)
+        lost = [answer_id for answer_id in answer_ids if answer_id in self._kept and not self._is_whole(answer_id)]
+        if lost:
+            logger.error("%d resumable streams cannot be kept (%s): a restart ends them", len(lost), cause)
+        self._drop(lost)
+        if self._deletion is None:
+            self._deletion = asyncio.get_running_loop().call_later(RETRY_S, self._delete_rows)
+
+    def _is_whole(self, answer_id: str) -> bool:
+        record, written = self._kept[answer_id].record, self._written.get(answer_id)
+        return record.is_over and written is not None and written.num_kept_parts >= record.num_parts
+
+    def _delete_rows(self) -> None:
+        """Begins to delete the rows of what was given up."""
+        if self._deletion is not None:
+            self._deletion.cancel()
+            self._deletion = None
+        for answer_id in [one for one in self._written if one not in self._kept]:
+            self._note(answer_id)
 
     def _begin_again(self) -> None:
         logger.error("%d resumable streams cannot be kept (%s)", len(self._kept), DatabaseReplacedError.__name__)

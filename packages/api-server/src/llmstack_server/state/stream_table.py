@@ -21,7 +21,7 @@ class StreamObserver(Protocol):
     """An observer of the records of a table."""
 
     def on_change(self, record: StreamRecord) -> None:
-        """Parts or readers of a record have changed."""
+        """The state or the readers of a record have changed."""
         ...
 
     def on_removal(self, record: StreamRecord) -> None:
@@ -68,8 +68,7 @@ class StreamTable:
         return self._put(self._record(stream_id, owner, digest, keep_s, key))
 
     def _record(self, stream_id: str, owner: str, digest: str, keep_s: float, key: str | None) -> StreamRecord:
-        is_observed = self.observer is not None
-        return StreamRecord(stream_id, owner, digest, key, keep_s, self._on_change, self._on_growth, is_observed)
+        return StreamRecord(stream_id, owner, digest, key, keep_s, self._on_change, self._on_growth)
 
     def _make_room(self, owner: str) -> bool:
         while self._num_of_owner[owner] >= MAX_PER_OWNER:
@@ -124,6 +123,7 @@ class StreamTable:
     def note(self, record: StreamRecord) -> None:
         """Begins the time without a reader, and counts the bytes, of a record that was restored."""
         self._on_change(record)
+        self._on_growth(record)
 
     def note_finished(self, record: StreamRecord) -> None:
         """Lets a newer record take the place of this one, which is complete. Idempotent."""
@@ -143,20 +143,16 @@ class StreamTable:
         elif record.id not in self._id_to_timer:
             timer = asyncio.get_running_loop().call_later(record.keep_s, self.remove, record)
             self._id_to_timer[record.id] = timer
-        if self._count_bytes(record) > MAX_STREAM_BYTES:
-            self.remove(record)
-            return
-        while self.num_bytes > MAX_BYTES:
-            if not self._evict_finished():
-                self.remove(record)
-                return
 
     def _on_growth(self, record: StreamRecord) -> None:
-        """A record counts as more bytes: every stream passes here once in some events."""
-        if record.id in self._id_to_record:
-            num_bytes = self._count_bytes(record)
-            if self.num_bytes > MAX_BYTES or num_bytes > MAX_STREAM_BYTES:
-                self._on_change(record)
+        """A record counts as more bytes."""
+        if record.id not in self._id_to_record:
+            return
+        is_too_large = self._count_bytes(record) > MAX_STREAM_BYTES
+        while is_too_large or self.num_bytes > MAX_BYTES:
+            if is_too_large or not self._evict_finished():
+                self.remove(record)
+                return
 
     def _count_bytes(self, record: StreamRecord) -> int:
         num_bytes = record.num_bytes

@@ -1,4 +1,4 @@
-"""Turns at work that would delay other requests if several did it at once."""
+"""A queue for expensive work, of which one piece runs at a time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 
 
 class Turns:
-    """Lets one piece of work be done at a time.
+    """A lock whose waiting tasks are sorted by the size of their work, smaller work first.
 
-    Smaller work overtakes larger, but none is overtaken by more than its own size. For one event loop.
+    Work is overtaken by smaller work of at most its own size in all. For one event loop.
     """
 
     def __init__(self) -> None:

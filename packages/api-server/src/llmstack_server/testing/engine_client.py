@@ -28,6 +28,7 @@ from llmstack_llm import (
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, check_sampling, resolve_max_tokens
 from llmstack_llm.chat.renderers import ChatFacts
+from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.media.processor import MediaStats
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.reloading import ReloadError
@@ -98,6 +99,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations, AsyncLLM):
         rendered: The conversations that were rendered.
         is_recovering: Value for `/ready`.
         num_restarts: Value for `/server_info`.
+        num_cached_tokens: Value of each output.
         error: Raised in a stream when `num_tokens_before_error` tokens have come.
     """
 
@@ -107,6 +109,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations, AsyncLLM):
     engines: Sequence[EngineReady] = (READY,)
     prompt_prefixes: Mapping[str, str] = {"query": "q: "}
     label_names: Mapping[int, str] = {}
+    chat_template = ChatTemplate("{{ messages }}")
     chat_facts: ChatFacts | None = ChatFacts(True, True, None)
     media_stats: MediaStats | None = None
     speech: Speech | None = None
@@ -114,8 +117,9 @@ class FakeEngineClient(FakeAdapters, FakeOperations, AsyncLLM):
     is_recovering = is_exchanging = False
     num_restarts = num_unmoved_requests = num_finishing_requests = 0
 
-    def __init__(self, *, step_delay_s: float = 0.0, num_labels: int = 0) -> None:
-        """`num_labels` above 0 makes it a classifier with labels named `a`, `b` and so on."""
+    def __init__(self, *, step_delay_s: float = 0.0, num_labels: int = 0, token_names: Sequence[str] = ()) -> None:
+        """`num_labels` above 0 makes it a classifier of `a`, `b` and so on; `token_names` as in `ByteTokenizer`."""
+        self._token_names = token_names
         FakeAdapters.__init__(self)
         FakeOperations.__init__(self)
         self.ready = dataclasses.replace(READY, num_labels=num_labels)
@@ -129,7 +133,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations, AsyncLLM):
         self.rendered: list[ChatPrompt] = []
         self.observers: list[RequestObserver] = []
         self.error: Exception | None = None
-        self.num_tokens_before_error = 0
+        self.num_tokens_before_error = self.num_cached_tokens = 0
         self.num_running = self.max_num_running = 0
         self.is_dead = False
         self.is_shut_down = False
@@ -154,7 +158,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations, AsyncLLM):
         self.observers.append(observer)
 
     def check_sampling(
-        self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
+        self, given: Mapping[str, object], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
     ) -> CheckedSampling:
         """Runs the real checks, with vLLM's defaults."""
         return check_sampling(given, self.limits, names, is_echo=is_echo)
@@ -237,7 +241,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations, AsyncLLM):
         text = "\n".join(str(message.get("content")) for message in chat.messages)
         return RenderedPrompt(text, list(text.encode()), checked)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+    async def tokenize(self, text: str, *, param: str = "prompt", **options: bool) -> list[int]:
         return ByteTokenizer().encode(text)
 
     async def detokenize(self, token_ids: Sequence[int], *, param: str = "tokens") -> str:
@@ -332,7 +336,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations, AsyncLLM):
             prompt_logprobs=prompt_logprobs,
             outputs=completions,
             finished=is_finished,
-            num_cached_tokens=0,
+            num_cached_tokens=self.num_cached_tokens,
         )
 
     def _finish_reason(self, params: SamplingParams) -> str:
@@ -340,7 +344,7 @@ class FakeEngineClient(FakeAdapters, FakeOperations, AsyncLLM):
         return "stop" if is_whole else "length"
 
     async def get_tokenizer(self, param: str = "prompt") -> ByteTokenizer:
-        return ByteTokenizer()
+        return ByteTokenizer(self._token_names)
 
     def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
         return [], False

@@ -15,16 +15,20 @@ class FakeOperations:
         operations: Names and arguments of those that `control` was asked for.
         sleep_level: The level set by `sleep`.
         is_profiling: Whether a profile is being recorded.
+        weights_problem: Why weights cannot be changed; empty where they can.
         num_running: Requests that are running.
+        released: The sessions that a release finds, and the tokens that are forgotten.
         last_steps: The result of `recent_steps`.
     """
 
     num_running = 0
+    released = (0, 0)
 
     def __init__(self) -> None:
         self.operations: list[tuple[Any, ...]] = []
         self.sleep_level = 0
         self.is_profiling = False
+        self.weights_problem = ""
         self.last_steps = StepRecording(0.0, (), ())
 
     async def control(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT:
@@ -37,6 +41,10 @@ class FakeOperations:
         if operation == Control.START_PROFILE:
             was_profiling, self.is_profiling = self.is_profiling, True
             return "A profile is being recorded already." if was_profiling else ""
+        if operation == Control.RELEASE_SESSIONS:
+            return self.released
+        if operation == Control.UPDATE_WEIGHTS:
+            return self.weights_problem, "digest", "contract"
         if operation == Control.STOP_PROFILE:
             trace, self.is_profiling = "fake.pt.trace.json" * self.is_profiling, False
             return trace

@@ -248,6 +248,7 @@ class Model(TypedDict):
     permission: list[Permission]
     weights: NotRequired[Weights]
     previous_weights: NotRequired[list[dict[str, Any]]]
+    status: NotRequired[dict[str, str]]
 
 
 class ModelList(TypedDict):

@@ -19,9 +19,11 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
-from llmstack_server.web.keep_alive import COMMENT, EventSender, KeptSend, Sender
+from llmstack_server.web.fields import JSONObject
+from llmstack_server.web.keep_alive import COMMENT, EventSender
 from llmstack_server.web.openapi import EVENTS
-from llmstack_server.web.sse import DONE, encode_json, frame
+from llmstack_server.web.recording import RECORDER, Recorder
+from llmstack_server.web.sse import DONE, Events, encode_json, frame
 from llmstack_server.web.streams import close
 from llmstack_types import ServerOverloadedError, TenantLimitError
 
@@ -35,7 +37,7 @@ PREDICTED_WAIT_HEADER = "x-llmstack-predicted-wait-ms"
 PREDICTED_TTFT_HEADER = "x-llmstack-predicted-ttft-ms"
 
 
-Push = Callable[[Callable[[RequestOutput], bytes], RequestOutput], bool]
+Push = Callable[[Callable[[RequestOutput], Events], RequestOutput], bool]
 """Encodes and sends an output at once, as `EventSender.push` does; False where that would wait."""
 
 
@@ -51,7 +53,7 @@ class WholeAnswer(ABC):
     media_type: str = "application/json"
 
     @abstractmethod
-    async def whole(self) -> dict[str, Any] | bytes:
+    async def whole(self) -> JSONObject | bytes:
         """The answer as one object, or encoded where that would block the event loop, or is no JSON."""
 
 
@@ -68,8 +70,13 @@ class Answer(WholeAnswer):
     stream_type: str = STREAM_HEADERS["content-type"]
     comment: bytes = COMMENT
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether it has ended as a failed one, though it has all its events; such a one is not remembered."""
+        return False
+
     @abstractmethod
-    def events(self) -> AsyncIterator[bytes]:
+    def events(self) -> AsyncIterator[Events]:
         """The answer as framed events, without the end."""
 
     def push_by(self, push: Push) -> None:
@@ -83,7 +90,7 @@ class Answer(WholeAnswer):
         return frame(encode_json(error.body()))
 
 
-Prepare = Callable[[ServerState, dict[str, Any]], Awaitable[WholeAnswer]]
+Prepare = Callable[[ServerState, JSONObject], Awaitable[WholeAnswer]]
 
 
 class GenerationResponse(Response):
@@ -97,10 +104,10 @@ class GenerationResponse(Response):
         super().__init__()
         self._state = state
         self._prepare = prepare
-        self._sender: Sender | None = None
+        self._sender: EventSender | Recorder | None = None
         self._streamed: Answer | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, body: dict[str, Any] | None = None) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, body: JSONObject | None = None) -> None:
         """Answers one request; its errors before the first byte are raised.
 
         `body`: Its fields, if they are read already.
@@ -113,11 +120,12 @@ class GenerationResponse(Response):
             body = await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding)
         with self._state.in_flight.track() as cut:
             try:
+                recorder: Recorder | None = scope["state"].get(RECORDER)
                 # The end of the client of an answer that is kept needs no task that waits for a message.
-                if isinstance(send, KeptSend):
-                    await run_until(self._answer(body, send), send.left, cut)
+                if recorder is not None:
+                    await run_until(self._answer(body, recorder, recorder), recorder.left, cut)
                 else:
-                    await run_while_connected(self._answer(body, send), receive, cut)
+                    await run_while_connected(self._answer(body, send, None), receive, cut)
             except ClientDisconnected:
                 raise
             except Exception as error:  # any error becomes the last event of a started stream
@@ -129,11 +137,11 @@ class GenerationResponse(Response):
                     raise
                 await self._end_with_error(error, scope["state"]["request_id"], self._sender)
 
-    async def _answer(self, body: dict[str, Any], send: Send) -> None:
+    async def _answer(self, body: JSONObject, send: Send, recorder: Recorder | None) -> None:
         answer = await self._prepare(self._state, body)
         if answer.is_stream and isinstance(answer, Answer):
             self._streamed = answer
-            await self._send_events(answer, send)
+            await self._send_events(answer, send, recorder)
         else:
             whole = await answer.whole()
             await self._send_whole(
@@ -146,16 +154,13 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, *_prediction_headers()]})
         await send({"type": "http.response.body", "body": content})
 
-    async def _send_events(self, answer: Answer, send: Send) -> None:
+    async def _send_events(self, answer: Answer, send: Send, recorder: Recorder | None) -> None:
         events = answer.events()
         named = STREAM_HEADERS | {"content-type": answer.stream_type}
         headers = [*((name.encode(), value.encode()) for name, value in named.items()), *_prediction_headers()]
-        sender: Sender
-        if isinstance(send, KeptSend):
-            sender = send.event_sender(headers)
-        else:
-            sender = EventSender(send, headers, comment=answer.comment)
-        self._sender = sender
+        if recorder is not None:
+            recorder.begin_stream(headers)
+        sender = self._sender = recorder or EventSender(send, headers, comment=answer.comment)
         try:
             pushes = sender.can_push  # otherwise outputs would only come to their consumer later
             try:
@@ -167,16 +172,21 @@ class GenerationResponse(Response):
             finally:
                 await sender.stop()
                 await close(events)
+            if answer.is_failed:
+                sender.forget()
             await sender.end(answer.end)
         finally:
             request = current_request.get()
             if request is not None and not request.is_recorded:
                 self._state.slow_readers.note(request.request_id, request.tenant, sender.waited_s)
 
-    async def _end_with_error(self, error: Exception, request_id: str, sender: Sender) -> None:
+    async def _end_with_error(self, error: Exception, request_id: str, sender: EventSender | Recorder) -> None:
         """Sends the error as the last event without `[DONE]`, so that the answer is visibly incomplete."""
         if self._streamed is not None:
-            await sender.end(self._streamed.error_event(answer_to(error, request_id)))
+            event = self._streamed.error_event(answer_to(error, request_id))
+            if self._streamed.is_failed:
+                sender.forget()
+            await sender.fail(event)
 
 
 def _prediction_headers() -> list[tuple[bytes, bytes]]:
@@ -284,7 +294,7 @@ def answer_ids(prefix: str, given: str | None) -> AnswerIds:
         InvalidRequestError: It is too long, or has characters that a log should not show.
     """
     if given is None:
-        fresh = new_id(prefix)
+        fresh = f"{prefix}-{uuid.uuid4().hex}"
         return AnswerIds(fresh, fresh)
     if not 0 < len(given) <= MAX_REQUEST_ID_CHARS or not all("!" <= char <= "~" for char in given):
         reason = f"expected 1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters"

@@ -260,9 +260,10 @@ class CountedTokens(TypedDict):
 
 
 class Status(TypedDict):
-    """A state in a word."""
+    """A state in a word, and with `--idle-sleep` how deep the engine sleeps; 0 while it is awake."""
 
     status: str
+    sleep_level: NotRequired[int]
 
 
 class Version(TypedDict):
@@ -352,6 +353,15 @@ class ExplainedRequest(TypedDict):
     id: str
     sentences: list[str]
     facts: dict[str, Any]
+
+
+class ReleasedSession(TypedDict):
+    """A session that was given up, and the tokens of its blocks that were not in use."""
+
+    id: str
+    object: str
+    deleted: bool
+    released_tokens: int
 
 
 class Paused(TypedDict):

@@ -14,6 +14,7 @@ from llmstack_server.web.deadlines import limit_deadline
 from llmstack_server.web.errors import model_not_found, unknown_parameter
 from llmstack_server.web.fields import GenerationFields, PoolingFields, unknown_fields
 from llmstack_server.web.sampling import CONTROL_FIELDS, STREAM_FIELDS, check_control_fields, check_stream_options
+from llmstack_server.web.sessions import SESSION_FIELDS, set_session
 from llmstack_server.web.unsupported import IGNORED, Predicate, check_unsupported
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ def check_fields(
         check_control_fields(fields)
         if isinstance(fields, GenerationFields) and fields.deadline_ms is not None:
             limit_deadline(fields.deadline_ms / 1000)
+    if isinstance(fields, GenerationFields) and not SESSION_FIELDS.isdisjoint(fields.model_fields_set):
+        set_session(fields.session_id, fields.session_final, fields.prompt_cache_key)
 
 
 def _count_unknown(state: ServerState, fields: BaseModel, known: Mapping[str, Predicate]) -> None:

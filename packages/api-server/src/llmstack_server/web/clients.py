@@ -20,12 +20,14 @@ class Client:
             no `cache_salt` makes them equal; empty where all share the cache.
         is_operator: Whether it sees and controls the whole server.
         is_batch: Whether this is a request of a batch, for which no client waits.
+        models: The models that it may use, of a server with several; None for all of them.
     """
 
     tenant: str = ""
     salt: str = ""
     is_operator: bool = False
     is_batch: bool = False
+    models: frozenset[str] | None = None
 
 
 EVERYONE = Client(is_operator=True)
@@ -41,7 +43,12 @@ def clients_of(config: ServeConfig) -> tuple[Client, ...]:
     tenants = tenant_ids(http.api_keys, config.deployment_secret)
     sees_all = http.uds is not None or len(http.api_keys) <= 1
     return tuple(
-        Client(tenant, "" if http.shares_prefix_cache else f"{tenant}:", sees_all or key in http.operator_keys)
+        Client(
+            tenant,
+            "" if http.shares_prefix_cache else f"{tenant}:",
+            sees_all or key in http.operator_keys,
+            models=http.key_to_models.get(key),
+        )
         for key, tenant in zip(http.api_keys, tenants, strict=True)
     )
 

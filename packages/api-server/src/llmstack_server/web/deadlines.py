@@ -25,10 +25,13 @@ class ClientDeadline(NamedTuple):
 current_deadline: ContextVar[ClientDeadline | None] = ContextVar("client_deadline", default=None)
 """The deadline of the current request, where its client gave one."""
 
+waited_s: ContextVar[float] = ContextVar("waited_s", default=0.0)
+"""Seconds that the current request has waited for its model, before anything of it was read."""
+
 
 def limit_deadline(limit_s: float) -> None:
-    """Gives the current request so many seconds from now on, if it has no earlier deadline."""
-    given, end_s = current_deadline.get(), asyncio.get_running_loop().time() + limit_s
+    """Gives the current request so many seconds, less what it has waited, if it has no earlier deadline."""
+    given, end_s = current_deadline.get(), asyncio.get_running_loop().time() + limit_s - waited_s.get()
     if given is None or end_s < given.end_s:
         current_deadline.set(ClientDeadline(limit_s, end_s))
 

@@ -7,8 +7,9 @@ from operator import itemgetter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.awake import AwakeMiddleware
 from llmstack_server.web.clients import check_operator
-from llmstack_server.web.errors import ErrorAnswer, HTTPError, engine_unavailable, server_shutting_down
+from llmstack_server.web.errors import ASLEEP, ErrorAnswer, HTTPError, engine_unavailable, server_shutting_down
 from llmstack_server.web.origins import OriginGuard
 from llmstack_server.web.queue_gate import QueueGateMiddleware
 from llmstack_server.web.resumable import RESUMING_HEADERS, ResumableMiddleware
@@ -24,7 +25,7 @@ class EngineGate:
         self._state = state
         processes = state.config.processes
         # The engine core of an attached server may be put to sleep by another one.
-        self._can_sleep = processes.has_sleep_mode or processes.is_attached
+        self._can_sleep = processes.has_sleep_mode or processes.is_attached or state.idle is not None
 
     def refusal(self, spec: RouteSpec) -> ErrorAnswer | None:
         """The answer to requests of a route while it cannot be used."""
@@ -35,10 +36,14 @@ class EngineGate:
             if lifecycle.is_stopping:
                 return server_shutting_down()
             return engine_unavailable(f"The server is not ready yet: {lifecycle.state}.")
+        if needs is Needs.SERVICE and self._state.is_updating_weights:
+            return engine_unavailable("The weights are being changed.")
         if self._state.is_paused and needs is Needs.SERVICE:
             return engine_unavailable("The server is paused: POST /resume ends that.")
         if self._can_sleep and needs > Needs.ENGINE and self._state.engine.sleep_level:
-            return engine_unavailable("The engine is asleep: POST /wake_up wakes it.")
+            idle = self._state.idle
+            if idle is None or not idle.is_asleep:  # what has fallen asleep by itself wakes for the request
+                return engine_unavailable(ASLEEP)
         return None
 
 
@@ -60,6 +65,8 @@ class RouteMiddleware:
             answer = direct_app(route) or app
             if spec.waits:
                 answer = QueueGateMiddleware(answer, state)
+            if state.idle is not None and spec.needs > Needs.ENGINE:
+                answer = AwakeMiddleware(answer, state, state.idle)
             if spec.is_resumable:
                 self._resumable[spec] = ResumableMiddleware(answer, state, stores_answers=spec.stores_answers)
             self._apps.setdefault(spec, answer)

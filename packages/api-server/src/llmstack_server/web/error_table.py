@@ -85,14 +85,14 @@ KINDS = (
         "engine_unavailable",
         503,
         UNAVAILABLE,
-        "the model is loading or asleep, the engine lost this request, or an API process does not reply",
+        "the model loads, sleeps or cannot be loaded, the engine lost this request, or an API process does not reply",
         headers=_RETRY,
     ),
     ErrorKind(
         "rate_limit_exceeded",
         429,
         RATE_LIMIT,
-        "a limit of the API key: requests per minute, requests at one time, or time for compiling constraints",
+        "a limit of the API key: requests per minute, requests at one time, loads of models, or time for constraints",
         varying_headers=("retry-after", "retry-after-ms"),
     ),
     ErrorKind(
@@ -201,7 +201,7 @@ KINDS = (
         "reload_failed",
         409,
         INVALID_REQUEST,
-        "`/v1/reload` cannot load what was named, or not now; the weights of before serve on",
+        "`/v1/reload` and `/update_weights` cannot load what was named, or not now; the weights of before serve on",
         headers=_DO_NOT_RETRY,
     ),
     ErrorKind(

@@ -25,6 +25,7 @@ from llmstack_types import (
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1024
+ASLEEP = "The engine is asleep: POST /wake_up wakes it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,11 @@ def engine_unavailable(reason: str) -> ErrorAnswer:
     return error_answer("engine_unavailable", reason)
 
 
+def model_unavailable(reason: str, retry_s: float) -> ErrorAnswer:
+    """503 `engine_unavailable`, for one of several models; `retry_s` is when it may be there."""
+    return error_answer("engine_unavailable", reason, headers=_retry_after(retry_s))
+
+
 def reload_failed(reason: str) -> ErrorAnswer:
     """409 `reload_failed`: nothing has changed."""
     return error_answer("reload_failed", f"Nothing has changed: {reason}")
@@ -269,6 +275,11 @@ def request_not_found() -> ErrorAnswer:
         "not_found",
         "The last steps have no request with this id, which is the 'id' of an answer or its 'x-request-id'.",
     )
+
+
+def session_not_found() -> ErrorAnswer:
+    """404 `not_found`, for a session that is unknown, forgotten, or another key's: all look alike."""
+    return error_answer("not_found", "No session of this key that is known has this name.")
 
 
 def step_log_not_kept() -> ErrorAnswer:

@@ -17,6 +17,8 @@ from llmstack_types.field_facts import facts_of
 
 # Not `float`: a number of 400 digits is no float, and must still reach the check of its field's range.
 Decimal = int | float
+JSONObject = dict[str, Any]
+"""An object of a request or an answer."""
 
 
 def _fail_fast(schema: object) -> None:
@@ -130,6 +132,9 @@ class GenerationFields(SamplingFields):
     priority: int | None = None
     cache_salt: str | None = None
     deadline_ms: int | None = Field(None, description="milliseconds that the client gives the whole request")
+    session_id: str | None = Field(None, description="a name by which `DELETE /v1/sessions/{id}` gives up the session")
+    session_final: bool | None = Field(None, description="whether the session is given up when this request ends")
+    prompt_cache_key: str | None = Field(None, description="as `session_id`, where that is not given")
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     user: str | None = None

@@ -35,7 +35,7 @@ _LONE_SURROGATE = re.compile(
 )
 
 
-def decode_object(body: bytes | bytearray, limits: JSONLimits | None = None) -> dict[str, Any]:
+def decode_object(body: bytes | bytearray, limits: JSONLimits | None = None) -> dict[str, object]:
     """The JSON object in `body`, decoded in time linear in its length.
 
     Integers of more than 640 digits are cut to 40, which no field's range contains.
@@ -146,7 +146,7 @@ def _refuse_constant(name: str) -> NoReturn:
     _refuse(invalid_json(f"{name} is not JSON"))
 
 
-def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         _refuse(invalid_json(_DUPLICATE_KEY))

@@ -71,7 +71,10 @@ class PiecewiseDecoder:
             yield
 
     def _cut(self, start: int) -> int:
-        """The next comma outside of strings that is a piece away; the end where there is none. `start` is outside."""
+        """The first comma outside of strings at least `PIECE_BYTES` after `start`; the end where there is none.
+
+        `start` itself is outside of strings.
+        """
         text = self.unescaped
         at = min(start + PIECE_BYTES, len(text))
         if text.count(b'"', start, at) % 2:

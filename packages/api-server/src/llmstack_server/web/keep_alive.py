@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from starlette.types import Message, Send
+from starlette.types import Send
 
+from llmstack_server.web.sse import Events
 from llmstack_server.web.streams import close
 
 INTERVAL_S = 5.0
@@ -47,42 +47,6 @@ PART_WRITER = "part_writer"
 """The name of a connection's own `PartWriter`, in the state of a request's scope."""
 
 
-class Sender(Protocol):
-    """What `EventSender` is for the route of a stream.
-
-    Attributes:
-        can_push: Whether `push` ever takes an event.
-        has_started: Whether the headers were sent.
-        waited_s: How long events have waited for their reader.
-    """
-
-    can_push: bool
-    has_started: bool
-    waited_s: float
-
-    def push(self, encode: Callable[[Value], bytes], value: Value) -> bool: ...
-    async def event(self, data: bytes) -> None: ...
-    async def end(self, data: bytes) -> None: ...
-    async def stop(self) -> None: ...
-
-
-class KeptSend(ABC):
-    """A `send` that keeps an answer for readers who come and go, with a shorter way for events."""
-
-    @property
-    @abstractmethod
-    def left(self) -> asyncio.Future[None]:
-        """Done once no reader has the answer or can come: the end of the client. No task has to wait for a message."""
-
-    @abstractmethod
-    def __call__(self, message: Message) -> Awaitable[None]:
-        """Takes one message of ASGI."""
-
-    @abstractmethod
-    def event_sender(self, headers: RawHeaders) -> Sender:
-        """What takes the place of `EventSender`, in a stream with these headers."""
-
-
 class EventSender:
     """Sends the events of a stream, and a comment whenever none was sent for a while.
 
@@ -111,14 +75,14 @@ class EventSender:
         self._timer = self._loop.call_later(INTERVAL_S, self._on_timer) if comment else None
         self._comment: asyncio.Task[None] | None = None
 
-    def push(self, encode: Callable[[Value], bytes], value: Value) -> bool:
-        """Encodes and sends an event at once, neither the first nor the last one; False where that would wait."""
+    def push(self, encode: Callable[[Value], Events], value: Value) -> bool:
+        """Encodes and sends events at once, neither the first nor the last one; False where that would wait."""
         writer = self._writer
         if writer is None or self._is_sending or self._comment is not None or writer.flow.write_paused:
             return False
-        data = encode(value)
-        if data:
-            writer.write(data)
+        events = encode(value)
+        if events:
+            writer.write(events if isinstance(events, bytes) else b"".join(events))
             self._last_s = self._loop.time()
         return True
 
@@ -135,8 +99,9 @@ class EventSender:
 
         return push
 
-    async def event(self, data: bytes) -> None:
-        """Sends an event that is not the last one; not while another one is being sent."""
+    async def event(self, events: Events) -> None:
+        """Sends events that are not the last ones; not while others are being sent."""
+        data = events if isinstance(events, bytes) else b"".join(events)
         if self._comment is not None:
             await self._finish_comment()
         self._is_sending = True
@@ -160,6 +125,13 @@ class EventSender:
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
         finally:
             self.waited_s += self._loop.time() - began_s
+
+    async def fail(self, event: bytes) -> None:
+        """Sends the event of an error as the last one."""
+        await self.end(event)
+
+    def forget(self) -> None:
+        """As of `Recorder`; nothing is remembered here."""
 
     async def stop(self) -> None:
         """Sends no further comment, and gives up one that waits for its reader. Idempotent."""

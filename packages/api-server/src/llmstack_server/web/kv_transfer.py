@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Self
+from collections.abc import Mapping
+from typing import Any, Final
 
 from llmstack_llm import RequestOutput, request_errors
-from llmstack_server.state.server_state import OutputStream, ServerState
+from llmstack_server.state.repeated_outputs import OutputsThrough
+from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.fields import GenerationFields
 from llmstack_server.web.unsupported import unsupported
 from llmstack_types import KVTransferParams
@@ -67,42 +68,17 @@ def _check_use(params: KVTransferParams, role: str, fields: GenerationFields, nu
         raise request_errors.invalid_value(PARAM, "with do_remote_decode the answer is whole; 'stream' must be false")
 
 
-class NotedTransfer:
-    """The outputs of a request whose prompt is exported.
+class NotedTransfer(OutputsThrough):
+    """The outputs of a request whose prompt is exported. What is exported comes with the last output.
 
     Attributes:
         kv_transfer_params: The field for the request to the other server; None if nothing was exported.
     """
 
-    def __init__(self, outputs: OutputStream) -> None:
-        self.prompts = outputs.prompts
-        self.kv_transfer_params: Mapping[str, Any] | None = None
-        self._outputs = outputs
-
-    def __aiter__(self) -> Self:
-        return self
+    kv_transfer_params: Mapping[str, Any] | None = None
 
     async def __anext__(self) -> RequestOutput:
-        output = await self._outputs.__anext__()
+        output = await super().__anext__()
         if output.kv_transfer_params is not None:
             self.kv_transfer_params = output.kv_transfer_params
         return output
-
-    async def aclose(self) -> None:
-        """Aborts what has not ended."""
-        await self._outputs.aclose()
-
-    def fail_after(self, timeout_s: float, error: Exception) -> None:
-        """Limits the time of the request."""
-        self._outputs.fail_after(timeout_s, error)
-
-    def follow(self, take: Callable[[RequestOutput], bool]) -> None:
-        """Lets `take` have outputs without a turn of the iterator's task."""
-        self._outputs.follow(take)  # what is exported comes with the last output
-
-    async def __aenter__(self) -> Self:
-        await self._outputs.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._outputs.__aexit__(*exc_info)

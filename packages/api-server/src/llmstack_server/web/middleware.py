@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable
-from typing import Any
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -80,37 +80,34 @@ class RequestContextMiddleware:
             if not sender.has_started:  # its body still comes, and the server waits for it no longer
                 await send_error(form.answer(server_shutting_down(), request_id), receive, sender)
         finally:
-            self._count(scope, sender.status, start_s)
-
-    def _count(self, scope: Scope, status: int, start_s: float) -> None:
-        # The pattern of the route, not the path: clients must not be able to add series. `unknown` is what no route
-        # takes, and what is refused of routers that a custom one includes.
-        route = scope["route"] if "route" in scope else self._table.find(scope)
-        method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
-        pattern = getattr(route, "path", "unknown")
-        self._state.metrics.count_http(method, pattern, status, time.monotonic() - start_s)
+            # The pattern of the route, not the path: clients must not be able to add series. `unknown` is what no route
+            # takes, and what is refused of routers that a custom one includes.
+            route = scope["route"] if "route" in scope else self._table.find(scope)
+            method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
+            pattern, seconds = getattr(route, "path", "unknown"), time.monotonic() - start_s
+            self._state.metrics.count_http(method, pattern, sender.status, seconds)
 
 
+@dataclass(eq=False)
 class MarkingSender:
     """A `send` that adds the id of the request, and keeps the status and whether the answer has started."""
 
-    def __init__(self, send: Send, form: ErrorForm, request_id: str, part_writer: PartWriter | None) -> None:
-        self._send = send
-        self._form = form
-        self._request_id = request_id
-        self.part_writer = part_writer  # parts are passed on as they are
-        self.has_started = False
-        self.status = 0
+    send: Send
+    form: ErrorForm
+    request_id: str
+    part_writer: PartWriter | None  # parts are passed on as they are
+    has_started: bool = False
+    status: int = 0
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.has_started = True
             self.status = message["status"]
             headers = MutableHeaders(raw=message["headers"])
-            headers[REQUEST_ID_HEADER] = self._request_id
-            for name in self._form.id_headers:
-                headers[name] = self._request_id
-        return self._send(message)
+            headers[REQUEST_ID_HEADER] = self.request_id
+            for name in self.form.id_headers:
+                headers[name] = self.request_id
+        return self.send(message)
 
 
 async def send_error(answer: ErrorAnswer, receive: Receive, send: Send) -> None:
@@ -199,6 +196,6 @@ def _has_key(headers: Headers) -> bool:
     return "authorization" in headers or "x-api-key" in headers
 
 
-def health_body(answer: ErrorAnswer, status: str) -> dict[str, Any]:
+def health_body(answer: ErrorAnswer, status: str) -> dict[str, object]:
     """The body of an unhealthy answer: the error and the lifecycle state."""
     return {"status": status, **answer.body()}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import types
 from typing import Any, Final, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-Schema = dict[str, Any]
+from llmstack_server.web.openapi import Schema
 
 _SIMPLE: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def schema_of(kind: Any, components: dict[str, Schema]) -> Schema:
     """The schema of a type; those of objects go to the components."""
-    if kind is Any:
+    if kind in (Any, object):
         return {}
     if kind in _SIMPLE:
         return {"type": _SIMPLE[kind]}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _CONTROL: Final = "--enable-control-routes"
+_UPDATES: Final = "--weight-update-dir"
 # First folders of paths to options. Control routes are open on a unix socket without theirs.
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "/v1/files": ("--state-dir",),
@@ -25,6 +26,11 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "/v1/load_lora_adapter": (_CONTROL, "--lora-root"),
     "/v1/unload_lora_adapter": (_CONTROL, "--lora-root"),
     "/v1/reload": (_CONTROL, "--reload-models"),
+    "/init_weight_transfer_engine": (_CONTROL, _UPDATES),
+    "/start_weight_update": (_CONTROL, _UPDATES),
+    "/update_weights": (_CONTROL, _UPDATES),
+    "/finish_weight_update": (_CONTROL, _UPDATES),
+    "/update_weights_from_disk": (_CONTROL, _UPDATES),
 }
 
 

@@ -1,4 +1,4 @@
-"""Which pages a browser may send requests from, and by which names of a server."""
+"""Pages whose requests a browser may send, and names of a server for them."""
 
 from __future__ import annotations
 

@@ -11,11 +11,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.deadlines import current_deadline, limit_deadline
+from llmstack_server.web.deadlines import current_deadline, limit_deadline, waited_s
 from llmstack_server.web.errors import HTTPError, deadline_unreachable, first_token_too_late, server_is_overloaded
 from llmstack_server.web.first_token_check import with_jitter
 from llmstack_server.web.form_type import MEDIA_TYPE
 from llmstack_server.web.load_report import LOAD_FORMAT_HEADER, with_load
+from llmstack_server.web.sessions import current_session, hint_of_header
 from llmstack_types import ServerOverloadedError
 
 DEADLINE_HEADER = "x-llmstack-deadline-ms"
@@ -89,16 +90,17 @@ class QueueGateMiddleware:
         if LOAD_FORMAT_HEADER in headers:
             send = with_load(self._state, headers[LOAD_FORMAT_HEADER], send)
         deadline_s = read_deadline(headers[DEADLINE_HEADER]) if DEADLINE_HEADER in headers else None
-        is_upload = MEDIA_TYPE in headers.get("content-type", "").lower()  # bytes of a file say nothing of tokens
-        num_bytes = None if is_upload else content_length(headers)
+        num_bytes = content_length(headers, of_text=True)
         client = current_client.get()
         tenant, num_tokens = client.tenant, queue.sizes.estimate(num_bytes)
         received_s = scope["state"].get(RECEIVED_S, time.monotonic())
         if client.is_batch:
             wait_s, ttft_s = queue.predict_wait(num_tokens, tenant), None
         else:
-            wait_s, ttft_s = self._gate.check(num_tokens, tenant, received_s, deadline_s)
+            left_s = None if deadline_s is None else deadline_s - waited_s.get()
+            wait_s, ttft_s = self._gate.check(num_tokens, tenant, received_s, left_s)
         ended = current_deadline.set(None)  # what the body gives the request ends with it
+        session = current_session.set(hint_of_header(scope))
         try:
             if deadline_s is not None:
                 limit_deadline(deadline_s)
@@ -113,6 +115,7 @@ class QueueGateMiddleware:
             raise HTTPError(server_is_overloaded(with_jitter(wait_s))) from error
         finally:
             current_deadline.reset(ended)
+            current_session.reset(session)
 
 
 def read_deadline(text: str) -> float:
@@ -127,7 +130,12 @@ def read_deadline(text: str) -> float:
     return int(text) / 1000
 
 
-def content_length(headers: Mapping[str, str]) -> int | None:
-    """The length of the body; None where it is not known."""
+def content_length(headers: Mapping[str, str], *, of_text: bool = False) -> int | None:
+    """The length of the body; None where it is not known.
+
+    `of_text`: As text, whose length tells of its tokens; that of a form is not known, since it has a file.
+    """
+    if of_text and MEDIA_TYPE in headers.get("content-type", "").lower():
+        return None
     text = headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DEADLINE_DIGITS else None

@@ -13,14 +13,33 @@ from llmstack_server.web.errors import HTTPError, rate_limit_exceeded
 from llmstack_server.web.websocket import WEBSOCKET
 
 
+class MinuteBucket:
+    """A token bucket that holds what is allowed in a minute."""
+
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._num_allowed = float(limit)
+        self._filled_s = clock()
+
+    def take(self) -> float:
+        """Takes one; where there is none, the seconds until there will be one."""
+        now_s = self._clock()
+        self._num_allowed = min(self._limit, self._num_allowed + (now_s - self._filled_s) * self._limit / 60.0)
+        self._filled_s = now_s
+        if self._num_allowed < 1.0:
+            return (1.0 - self._num_allowed) * 60.0 / self._limit
+        self._num_allowed -= 1.0
+        return 0.0
+
+
 class KeyLimiter:
-    """The usage of one key: a token bucket that holds the requests of a minute."""
+    """The usage of one key: its requests of a minute, and those that run."""
 
     def __init__(self, limits: RateLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
-        self._clock = clock
-        self._num_allowed = float(limits.max_requests_per_minute or 0)
-        self._filled_s = clock()
+        limit = limits.max_requests_per_minute
+        self._bucket = None if limit is None else MinuteBucket(limit, clock)
         self.num_running = 0
 
     def check(self) -> None:
@@ -38,16 +57,9 @@ class KeyLimiter:
             raise HTTPError(rate_limit_exceeded(f"At most {limit} requests may run at one time with one API key.", 1.0))
 
     def _check_rate(self) -> None:
-        limit = self._limits.max_requests_per_minute
-        if limit is None:
-            return
-        now_s = self._clock()
-        self._num_allowed = min(limit, self._num_allowed + (now_s - self._filled_s) * limit / 60.0)
-        self._filled_s = now_s
-        if self._num_allowed < 1.0:
-            wait_s = (1.0 - self._num_allowed) * 60.0 / limit
+        if self._bucket is not None and (wait_s := self._bucket.take()) > 0:
+            limit = self._limits.max_requests_per_minute
             raise HTTPError(rate_limit_exceeded(f"At most {limit} requests per minute with one API key.", wait_s))
-        self._num_allowed -= 1.0
 
 
 class RateLimitMiddleware:

@@ -9,14 +9,16 @@ import importlib
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from llmstack_llm import RequestOutput
 from llmstack_server.options.errors import ServeError
-from llmstack_server.state.server_state import OutputStream
+from llmstack_server.state.answer_source import AnswerSource
+from llmstack_server.state.repeated_outputs import RepeatedOutputs
+from llmstack_server.state.server_state import OutputStream, Sign
 from llmstack_types import EngineReady, LoRAIdentity, SamplingParams
 
 if TYPE_CHECKING:
@@ -69,9 +71,36 @@ class ReceiptSigner:
         raw = self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
         self.public_key = base64.b64encode(raw).decode()
 
-    def note(self, state: ServerState, outputs: OutputStream) -> NotedOutputs:
-        """The outputs of a request, which keep the tokens for its receipt."""
-        return NotedOutputs(self, state, outputs)
+    def note(self, state: ServerState, outputs: OutputStream) -> tuple[RepeatedOutputs, Sign]:
+        """The outputs with the source of their answer, and what makes the receipt of it."""
+        noted = outputs if isinstance(outputs, RepeatedOutputs) else RepeatedOutputs(outputs, AnswerSource())
+        return noted, partial(self.receipt, state, noted)
+
+    def receipt(
+        self, state: ServerState, outputs: RepeatedOutputs, answer_id: str, model: str, created: int, *,
+        has_token_ids: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The signed receipt of an answer, once all outputs are read; `created` is in seconds since 1970.
+
+        It names the weights that have computed the answer, whatever the server has loaded since. Where there is no such
+        receipt, the result is an object with the reason in `missing`.
+
+        `has_token_ids`: Whether the client has asked for them.
+        """
+        first, *others = _computations(state, outputs)
+        if any(_bits_of(one) != _bits_of(first) for one in others):
+            return {"version": VERSION, "answer": answer_id, "missing": MIXED_WEIGHTS}
+        receipt = {
+            "version": VERSION,
+            "answer": answer_id,
+            "model": model,
+            "created": created,
+            **first,
+            **_adapter_fields(outputs.prompts[0].adapter),
+            **({"moved_to": others} if others else {}),
+            "completions": _completions(outputs, has_token_ids=has_token_ids),
+        }
+        return self.signed(receipt)
 
     def signed(self, receipt: dict[str, Any]) -> dict[str, Any]:
         """The receipt with the public key and the signature."""
@@ -178,110 +207,35 @@ def _crypto(name: str) -> Any:
         raise ReceiptError("receipts need the package cryptography: install llmstack-server[receipts]") from None
 
 
-class NotedOutputs:
-    """The outputs of a request, of which the token ids are kept for its receipt.
+def _computations(state: ServerState, outputs: RepeatedOutputs) -> list[dict[str, Any]]:
+    """What has computed the answer, each once, in order; of an answer without any tokens, what would have."""
+    found: list[dict[str, Any]] = []
+    adapter = outputs.prompts[0].adapter
+    engines: list[EngineReady | None] = [one for _, engines in sorted(outputs.engines.items()) for one in engines]
+    for ready in engines or [state.ready]:
+        computation = _computation_of(state, ready, has_adapter=adapter is not None)
+        if computation not in found:
+            found.append(computation)
+    return found
 
-    Attributes:
-        prompts: Its prompts, with their parameters.
-    """
 
-    def __init__(self, signer: ReceiptSigner, state: ServerState, outputs: OutputStream) -> None:
-        self.prompts = outputs.prompts
-        self._signer, self._state = signer, state
-        self._outputs = outputs
-        self._token_ids: dict[tuple[int, int], list[int]] = {}  # by prompt and completion
-        self._engines: dict[int, Sequence[EngineReady]] = {}  # by prompt
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        output = await self._outputs.__anext__()
-        self._note(output)
-        return output
-
-    async def aclose(self) -> None:
-        """Aborts what has not ended."""
-        await self._outputs.aclose()
-
-    def fail_after(self, timeout_s: float, error: Exception) -> None:
-        """Limits the time of the request."""
-        self._outputs.fail_after(timeout_s, error)
-
-    def follow(self, take: Callable[[RequestOutput], bool]) -> None:
-        """Lets `take` have outputs without a turn of the iterator's task."""
-
-        def note_and_take(output: RequestOutput) -> bool:
-            is_taken = take(output)
-            if is_taken:
-                self._note(output)
-            return is_taken
-
-        self._outputs.follow(note_and_take)
-
-    async def __aenter__(self) -> Self:
-        await self._outputs.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._outputs.__aexit__(*exc_info)
-
-    def _note(self, output: RequestOutput) -> None:
-        self._engines[output.prompt_index] = output.engines
-        for new in output.outputs:
-            self._token_ids.setdefault((output.prompt_index, new.index), []).extend(new.token_ids)
-
-    def receipt(self, answer_id: str, model: str, created: int, *, has_token_ids: bool = False) -> dict[str, Any]:
-        """The signed receipt, once all outputs are read; `created` is in seconds since 1970.
-
-        It names the weights that have computed the answer, whatever the server has loaded since. Where there is no such
-        receipt, the result is an object with the reason in `missing`.
-
-        `has_token_ids`: Whether the client has asked for them.
-        """
-        first, *others = self._computations()
-        if any(_bits_of(one) != _bits_of(first) for one in others):
-            return {"version": VERSION, "answer": answer_id, "missing": MIXED_WEIGHTS}
-        receipt = {
-            "version": VERSION,
-            "answer": answer_id,
-            "model": model,
-            "created": created,
-            **first,
-            **_adapter_fields(self.prompts[0].adapter),
-            **({"moved_to": others} if others else {}),
-            "completions": self._completions(has_token_ids=has_token_ids),
+def _completions(outputs: RepeatedOutputs, *, has_token_ids: bool) -> list[dict[str, Any]]:
+    found = []
+    for (prompt_index, index), token_ids in sorted(outputs.source.token_ids().items()):
+        prompt = outputs.prompts[prompt_index]
+        one: dict[str, Any] = {
+            "prompt": prompt_index,
+            "index": index,
+            "sampling": sampling_object(prompt.sampling_params),
+            "num_prompt_tokens": len(prompt.prompt_token_ids),
+            "prompt_tokens_sha256": digest_of(prompt.prompt_token_ids),
+            "num_tokens": len(token_ids),
+            "tokens_sha256": digest_of(token_ids),
         }
-        return self._signer.signed(receipt)
-
-    def _computations(self) -> list[dict[str, Any]]:
-        """What has computed the answer, each once, in order; of an answer without any tokens, what would have."""
-        found: list[dict[str, Any]] = []
-        adapter = self.prompts[0].adapter
-        engines: list[EngineReady | None] = [one for _, engines in sorted(self._engines.items()) for one in engines]
-        for ready in engines or [self._state.ready]:
-            computation = _computation_of(self._state, ready, has_adapter=adapter is not None)
-            if computation not in found:
-                found.append(computation)
-        return found
-
-    def _completions(self, *, has_token_ids: bool) -> list[dict[str, Any]]:
-        found = []
-        for (prompt_index, index), token_ids in sorted(self._token_ids.items()):
-            prompt = self.prompts[prompt_index]
-            one: dict[str, Any] = {
-                "prompt": prompt_index,
-                "index": index,
-                "sampling": sampling_object(prompt.sampling_params),
-                "num_prompt_tokens": len(prompt.prompt_token_ids),
-                "prompt_tokens_sha256": digest_of(prompt.prompt_token_ids),
-                "num_tokens": len(token_ids),
-                "tokens_sha256": digest_of(token_ids),
-            }
-            if has_token_ids:
-                one |= {"prompt_token_ids": list(prompt.prompt_token_ids), "token_ids": token_ids}
-            found.append(one)
-        return found
+        if has_token_ids:
+            one |= {"prompt_token_ids": list(prompt.prompt_token_ids), "token_ids": token_ids}
+        found.append(one)
+    return found
 
 
 def _adapter_fields(adapter: Adapter | None) -> dict[str, Any]:
@@ -300,7 +254,7 @@ def _computation_of(state: ServerState, ready: EngineReady | None, *, has_adapte
         "backends": backends,
         "settings": _settings_of(state, ready, ADAPTER_SETTINGS if has_adapter else ()),
     }
-    if ready is not None and state.config.reload.reload_models:
+    if ready is not None and state.config.reload.changes_weights:
         found["weights_name"] = ready.weights_name
     return found
 

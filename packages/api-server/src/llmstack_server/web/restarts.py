@@ -8,7 +8,8 @@ import hashlib
 import logging
 import secrets
 import time
-from functools import partial
+from collections.abc import Awaitable, Callable, Hashable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,13 @@ from llmstack_server.web.errors import (
     invalid_api_key,
     request_quarantined,
 )
-from llmstack_server.web.recording import Recorder
+from llmstack_server.web.recording import RECORDER, Recorder
 from llmstack_server.web.routes import route_path
+from llmstack_server.web.sse import Events
 from llmstack_types import EngineDeadError, QuarantinedError
 
 if TYPE_CHECKING:
+    from llmstack_server.state.kept_rows import KeptRequest
     from llmstack_server.state.stream_rows import StreamRow
     from llmstack_server.state.stream_saver import StreamSaver
 
@@ -41,7 +44,7 @@ MAX_RESUMES = 5
 RETRY_S = 0.5
 RETRIED_STATUSES = frozenset({429, 503})
 OTHER_MODEL = "The model, its computation or the form of its answers has changed since the answer began."
-_KEPT_HEADERS = ("content-type", "anthropic-version", "anthropic-beta")
+_KEPT_HEADERS = ("content-type", "anthropic-version", "anthropic-beta", "x-session-id")
 
 
 class SavedStreams:
@@ -63,10 +66,11 @@ class SavedStreams:
             record = table.restore(row.id, row.owner, row.digest, row.keep_s, row.key)
             if record is None:
                 logger.error("a saved stream cannot go on: there are too many")
+                self._saver.delete(row.id)
                 continue
             record.settled.set_result(table.index)
             if row.head is not None and (row.is_over or row.head.is_stream):
-                record.restore(row.head, row.parts)
+                record.restore(row.head, row.parts, row.num_parts)
             self._saver.restore(record, row)
             if row.is_over:
                 record.is_over = True
@@ -76,7 +80,7 @@ class SavedStreams:
             self._restored.append(record)
 
     def begin(self) -> None:
-        """Begins to resume them; the engine is ready."""
+        """Begins to resume them; the engine is ready. Later calls do nothing."""
         self.restore()
         table = self._state.streams.table
         restored = [record for record in self._restored if table.get(record.id, record.owner) is record]
@@ -87,9 +91,8 @@ class SavedStreams:
         unfinished, self._unfinished = self._unfinished, []
         if unfinished:
             logger.info("%d streams go on", len(unfinished))
-        tenant_to_client = {client.tenant: client for client in clients_of(self._state.config)} or {"": EVERYONE}
         for record, row in unfinished:
-            self._start(self._resume(record, row, tenant_to_client.get(row.owner)))
+            self._start(self._resume(record, row))
 
     async def stop(self) -> None:
         """Leaves what has not ended for the next server."""
@@ -103,93 +106,91 @@ class SavedStreams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _resume(self, record: StreamRecord, row: StreamRow, client: Client | None) -> None:
-        refusal = refusal_of(self._state, client, row.request.identity, row.request.num_resumes)
-        if refusal is not None or client is None:
-            self._end(record, refusal or invalid_api_key())
-        else:
-            # Counts in the database before anything happens that may end this server.
+    async def _resume(self, record: StreamRecord, row: StreamRow) -> None:
+        async def count() -> None:
             self._saver.note_resume(record)
             await self._saver.saved()
-            try:
-                await self._run_until_taken(record, row, client)
-            except Exception as error:  # noqa: BLE001 (any error is the answer)
-                self._end(record, answer_to(error, record.id))
 
-    async def _run_until_taken(self, record: StreamRecord, row: StreamRow, client: Client) -> None:
-        while await self._is_refused(record, row, client):
-            if record.abandoned.is_set():
-                return
-            await asyncio.sleep(RETRY_S)
+        async def run(client: Client) -> bool:
+            return record.abandoned.is_set() or not await self._is_refused(record, row, client)
+
+        await resume(self._state, record.id, row.owner, row.request, count, run, partial(self._end, record, row))
 
     async def _is_refused(self, record: StreamRecord, row: StreamRow, client: Client) -> bool:
         """Runs the request to its end, unless the server is too busy for it now."""
         request = row.request
         application = self._state.application
-        if application is None or record.abandoned.is_set():
+        if application is None:
             return True
-        recorder = _SecondRecorder(record, self._state, row.source)
+        recorder = _SecondRecorder(record, self._state, row)
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
         headers.append((b"content-length", str(len(request.body)).encode()))
         scope: Scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
             "path": request.path, "raw_path": request.path.encode(), "query_string": b"", "root_path": "",
-            "client": ("restart", 0), "server": ("restart", 0), "headers": headers, "state": {"client": client},
+            "client": ("restart", 0), "server": ("restart", 0), "headers": headers,
+            "state": {"client": client, RECORDER: recorder},
         }  # fmt: skip
         draw_seeds_from(request.seed)
         row.source.begin_again()
+        row.source.is_repeatable = holds_contract(self._state)
         current_source.set(row.source)
-        await application(scope, Replay(request.body, lambda: abandonment(record)), recorder.send)
+        await application(scope, Replay(request.body, lambda: abandonment(record)), recorder)
         if row.source.is_other:
             raise OtherTextError
         if recorder.status in RETRIED_STATUSES or await recorder.leave():
             return True
-        if recorder.status >= 400 or recorder.num_seen:
+        if recorder.status >= 400 or record.num_parts < row.num_parts:
             logger.error("the second run of a saved stream was answered with %d", recorder.status)
             raise OtherTextError
         recorder.finish()
         return False
 
-    def _end(self, record: StreamRecord, answer: ErrorAnswer) -> None:
+    def _end(self, record: StreamRecord, row: StreamRow, answer: ErrorAnswer) -> None:
         """Ends an answer with an error, after what its readers may have seen; nothing else is remembered."""
         logger.error("a saved stream cannot go on: %s", answer.message)
         self._saver.on_removal(record)
-        if not record.num_parts:
+        if not row.num_parts:
             self._state.streams.table.remove(record)
         record.fail(dataclasses.asdict(answer))
 
 
 class _SecondRecorder(Recorder):
-    """Takes down the events of the second run of a request that follow those of the first one.
+    """Takes down the second run of a request, whose events are those of the first one and further ones.
 
     Attributes:
         status: Of the second run.
-        num_seen: Events of the first run that are still to come.
     """
 
-    def __init__(self, record: StreamRecord, state: ServerState, source: AnswerSource) -> None:
+    def __init__(self, record: StreamRecord, state: ServerState, row: StreamRow) -> None:
         super().__init__(record, state.streams.table, partial(is_ending, state))
         self.status = 0
-        self.num_seen = record.num_parts
-        self._source = source
+        self._row = row
 
-    async def send(self, message: Message) -> None:
+    async def __call__(self, message: Message) -> None:
         """Takes one message of ASGI; an error in place of the answer is not recorded."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
         if self.status < 400:
-            await super().send(message)
+            await super().__call__(message)
 
-    async def _append_event(self, event: bytes) -> None:
-        if self.num_seen:
-            self.num_seen -= 1
-        elif not self._source.is_other:
-            await super()._append_event(event)
+    async def event(self, events: Events) -> None:
+        """Adds events to those of the first run."""
+        self.status = self.status or 200
+        await super().event(events)
+
+    async def fail(self, event: bytes) -> None:
+        """Adds the event of an error, unless it comes in place of what readers may have."""
+        if self._is_whole():
+            await super().fail(event)
 
     def finish(self) -> None:
-        """The answer is complete, unless its text is another one."""
-        if not self._source.is_other and not self.num_seen:
+        """The answer is complete, unless its text is another one, or it has less of it."""
+        if self._is_whole():
             super().finish()
+
+    def _is_whole(self) -> bool:
+        return not self._row.source.is_other and self._record.num_parts >= self._row.num_parts
 
 
 def open_saved_streams(state: ServerState) -> None:
@@ -205,14 +206,16 @@ def open_saved_streams(state: ServerState) -> None:
     from llmstack_server.state.stream_rows import MAX_DOWNTIME_S, load_streams, open_rows
     from llmstack_server.state.stream_saver import StreamSaver
 
-    rows = open_rows(Path(folder), state.config.deployment_secret)
-    saver = StreamSaver(rows)
     table = state.streams.table
+    rows = open_rows(Path(folder), state.config.deployment_secret, table.index, table.count)
+    saver = StreamSaver(rows)
     streams, oldest = load_streams(rows, table.index, table.count), time.time() - MAX_DOWNTIME_S
     for row in streams:
         if row.written_at <= oldest:
             saver.delete(row.id)
-    saved = SavedStreams(state, saver, [row for row in streams if row.written_at > oldest])
+    recent = [row for row in streams if row.written_at > oldest]
+    saved = SavedStreams(state, saver, recent)
+    state.num_left_answers += sum(not row.is_over for row in recent)
     table.observer = saver
     state.streams.keep(saver, saved.restore)
     state.at_ready.append(saved.begin)
@@ -224,37 +227,72 @@ def keep_stream(state: ServerState, record: StreamRecord, scope: Scope, body: by
     saver = state.streams.saver
     if saver is None or state.ready is None:
         return False
-    from llmstack_server.state.stream_rows import KeptRequest
-
     given = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     headers = tuple((name, given[name]) for name in _KEPT_HEADERS if name in given)
-    seed, source = secrets.randbits(62), AnswerSource()
-    request = KeptRequest(route_path(scope), body, headers, seed, identity_of(state))
+    request, source = kept_request(state, route_path(scope), body, headers), AnswerSource()
+    source.is_repeatable = holds_contract(state)
     is_kept = saver.keep(record, request, source)
     if is_kept:
-        draw_seeds_from(seed)
+        draw_seeds_from(request.seed)
         current_source.set(source)
     return is_kept
+
+
+def kept_request(state: ServerState, path: str, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> KeptRequest:
+    """A request whose answer is kept. Its task is to draw its seeds from that of the request."""
+    # Late: most servers keep nothing, and do without SQLite.
+    from llmstack_server.state.kept_rows import KeptRequest
+
+    return KeptRequest(path, body, headers, secrets.randbits(62), identity_of(state))
+
+
+def holds_contract(state: ServerState) -> bool:
+    """Whether another run of a request has the same tokens."""
+    return state.ready is not None and state.ready.backends.get("numeric_contract", "").startswith("holds")
 
 
 def identity_of(state: ServerState) -> str:
     """What tokens and events follow from besides the request; read it once the engine is ready."""
     contract = "" if state.ready is None else state.ready.numeric_contract_id
-    form = repr((state.chat_parsers.facts, state.config.chat.response_role, state.config.http.answers))
-    return f"{contract} {hashlib.sha256(form.encode()).hexdigest()[:16]}"
+    form = _form_of(state.chat_parsers.facts, state.config.chat.response_role, state.config.http.answers)
+    return f"{contract} {form}"
 
 
-def refusal_of(state: ServerState, client: Client | None, identity: str, num_resumes: int) -> ErrorAnswer | None:
-    """Why an answer that an earlier server has begun cannot go on; None where it can."""
+@lru_cache(maxsize=8)
+def _form_of(*facts: Hashable) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+async def resume(
+    state: ServerState, answer_id: str, owner: str, request: KeptRequest, count: Callable[[], Awaitable[None]],
+    run: Callable[[Client], Awaitable[bool]], end: Callable[[ErrorAnswer], None],
+) -> None:  # fmt: skip
+    """Goes on with an answer that an earlier server has begun: runs it with its client's rights, or ends it.
+
+    `count`: Counts in the database that another server begins it again, before what may end this server.
+    `run`: Generates it; False where the server is too busy for it now.
+    `end`: Ends it with an error where it cannot go on.
+    """
+    client = next((one for one in clients_of(state.config) or [EVERYONE] if one.tenant == owner), None)
     if client is None:
-        return invalid_api_key()
-    if num_resumes >= MAX_RESUMES:
-        return request_quarantined(QuarantinedError.KILLS_ENGINES)
-    return engine_unavailable(OTHER_MODEL) if state.ready is None or identity != identity_of(state) else None
+        end(invalid_api_key())
+    elif request.num_resumes >= MAX_RESUMES:
+        end(request_quarantined(QuarantinedError.KILLS_ENGINES))
+    elif state.ready is None or request.identity != identity_of(state):
+        end(engine_unavailable(OTHER_MODEL))
+    else:
+        try:
+            await count()
+            while not await run(client):  # noqa: ASYNC110 (no event says that there is room)
+                await asyncio.sleep(RETRY_S)
+        except Exception as error:  # noqa: BLE001 (any error is the answer)
+            end(answer_to(error, answer_id))
 
 
 async def is_ending(state: ServerState) -> bool:
-    """Whether this server ends, or cannot compute any more."""
+    """Whether this server ends, or cannot compute any more; one with other models goes on without an engine."""
+    if state.is_one_of_several:
+        return state.in_flight.is_ending
     if state.lifecycle.is_stopping:
         return True
     try:
@@ -265,7 +303,7 @@ async def is_ending(state: ServerState) -> bool:
 
 
 class Replay:
-    """A `receive` that has a body again, and then what another `receive` has."""
+    """A `receive` of ASGI that gives a known body first, and then the messages of another `receive`."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body

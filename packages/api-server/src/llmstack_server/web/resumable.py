@@ -19,7 +19,7 @@ from llmstack_server.state.stream_record import StreamRecord
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_body
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, answer_to, server_shutting_down, stream_not_found
-from llmstack_server.web.recording import Recorder
+from llmstack_server.web.recording import RECORDER, Recorder
 from llmstack_server.web.restarts import Replay, abandonment, is_ending, keep_stream
 from llmstack_server.web.routes import route_path
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, StreamConnection, raise_as_http
@@ -102,15 +102,16 @@ class ResumableMiddleware:
         """Runs the request as if its client stayed until the answer is complete, or no reader can come."""
         is_left = partial(is_ending, self._state) if is_kept else None
         recorder = Recorder(record, self._state.streams.table, is_left)
+        scope["state"][RECORDER] = recorder
         try:
             await self._app(scope, Replay(body, lambda: abandonment(record)), recorder)
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:
-            recorder.fail(dataclasses.asdict(server_shutting_down()))
+            recorder.fail_unstarted(dataclasses.asdict(server_shutting_down()))
         except Exception as error:  # noqa: BLE001 (any error is the answer)
             if not await recorder.leave():
-                recorder.fail(dataclasses.asdict(answer_to(error, scope["state"]["request_id"])))
+                recorder.fail_unstarted(dataclasses.asdict(answer_to(error, scope["state"]["request_id"])))
         finally:
             recorder.finish()
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 from llmstack_server.web.errors import ErrorAnswer
 
+Events = bytes | list[bytes]
+"""One event, or several, or none where there are no bytes."""
+
 DONE = b"data: [DONE]\n\n"
 
 encode_string = json.encoder.encode_basestring

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -68,23 +66,18 @@ class StreamConnection:
         """Answers one request; its errors before the first byte are raised."""
         try:
             with self._state.in_flight.track_reader() as cut:
-                await self._send_beside_client(scope["state"], receive, send, cut)
-        finally:
-            await self._reader.aclose()
-
-    async def _send_beside_client(
-        self, context: Mapping[str, Any], receive: Receive, send: Send, cut: asyncio.Future[None]
-    ) -> None:
-        try:
-            await run_here_while_connected(self._send_all(send), receive, cut)
+                await run_here_while_connected(self._send_all(send), receive, cut)
         except ClientDisconnected:
             raise
         except Exception as error:  # any error becomes the last event of a started stream
-            answer = _known_answer(error) or answer_to(error, context["request_id"])
+            request_id = scope["state"]["request_id"]
+            answer = _known_answer(error) or answer_to(error, request_id)
             if self._sender is None or not self._sender.has_started:
                 raise HTTPError(answer) from error
-            form: ErrorForm = context[ERROR_FORM]
-            await self._sender.end(form.last_event(answer, context["request_id"], self._reader.position))
+            form: ErrorForm = scope["state"][ERROR_FORM]
+            await self._sender.end(form.last_event(answer, request_id, self._reader.position))
+        finally:
+            await self._reader.aclose()
 
     async def _send_all(self, send: Send) -> None:
         batch = await self._reader.read()
@@ -107,8 +100,10 @@ class StreamConnection:
         try:
             try:
                 while not batch.is_last:
-                    await sender.event(self._events(batch) or COMMENT)
-                    if isinstance(self._reader, StreamReader):
+                    events = self._events(batch)
+                    if events or batch.first > 1:  # the sender has comments for who waits for the first event
+                        await sender.event(events or COMMENT)
+                    if sender.has_started and isinstance(self._reader, StreamReader):
                         self._reader.follow(sender.pusher(self._id_line))
                     batch = await self._reader.read()
             finally:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from llmstack_llm import request_errors
+from llmstack_llm import GivenSampling, request_errors
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import GenerationFields
 from llmstack_types import StructuredOutputsParams
@@ -58,6 +58,23 @@ def structured_outputs(fields: GenerationFields) -> StructuredOutputsParams | No
 def constraint_options(value: Mapping[str, object] | None) -> dict[str, Any]:
     """The options in `structured_outputs`, which hold for a constraint by another field or by tools too."""
     return {name: value[name] for name in _OPTIONS if value.get(name) is not None} if value else {}
+
+
+def with_form(
+    sampling: GivenSampling, form: StructuredOutputsParams | None, fields: GenerationFields, names: Mapping[str, str]
+) -> GivenSampling:
+    """The sampling fields with the form of the answer; `names` are the request's for that constraint and its parts.
+
+    Raises:
+        InvalidRequestError: They have another constraint already.
+    """
+    if form is None:
+        return sampling
+    if "structured_outputs" in sampling.values:
+        param = names["structured_outputs"]
+        raise request_errors.invalid_value(param, "it cannot be combined with another constraint")
+    form = dataclasses.replace(form, **constraint_options(fields.structured_outputs))
+    return GivenSampling({**sampling.values, "structured_outputs": form}, {**sampling.names, **names})
 
 
 def _from_source(fields: GenerationFields, source: str) -> StructuredOutputsParams:
@@ -152,7 +169,7 @@ def _named_schema(response_format: Mapping[str, object], place: str) -> Mapping[
             raise missing_parameter(f"{param}.{key}")
         if not isinstance(value[key], type_):
             raise request_errors.invalid_type(f"{param}.{key}", expected, value[key])
-    schema: dict[str, Any] = value["schema"]
+    schema: dict[str, object] = value["schema"]
     return schema
 
 

@@ -41,7 +41,7 @@ class UsageCounter:
         if output.num_cached_tokens is not None:
             self._prompt_index_to_num_cached[output.prompt_index] = output.num_cached_tokens
 
-    def sent_object(self, num_new_tokens: int) -> dict[str, Any]:
+    def sent_object(self, num_new_tokens: int) -> dict[str, object]:
         """The object with the completion tokens sent so far, after so many more; for chunks of a stream."""
         self._num_sent_tokens += num_new_tokens
         usage = self.as_object()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,10 @@ from llmstack_server.web.sse import encode_json
 
 WEBSOCKET: Final = "llmstack.websocket"
 """Key of a scope's state: the `WebSocket` of a request that opens one."""
+SESSION_ID: Final = "llmstack.session_id"
+"""Key of a request's state: the id of a session whose first event was sent before its model was known."""
+MAX_KEPT_BYTES: Final = 4 << 20
+"""Of messages that come while a connection waits; then no more is read, and its end is noticed later."""
 TOO_LARGE: Final = "llmstack.too_large"
 """Key of a message whose text was longer than allowed, and was dropped."""
 _SUBPROTOCOL: Final = "realtime"
@@ -42,13 +47,18 @@ class Received:
 
 
 class WebSocket:
-    """One connection: a request that opens it, then messages of text both ways."""
+    """One connection: a request that opens it, then messages of text both ways.
+
+    Attributes:
+        is_open: Whether it was opened; nothing of HTTP can be sent any more.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         self._subprotocols: list[str] = list(scope.get("subprotocols") or ())
-        self._is_refused = False
+        self._is_refused = self.is_open = False
+        self._kept = deque[Received]()
 
     async def receive(self) -> Received:
         """The next message.
@@ -56,6 +66,13 @@ class WebSocket:
         Raises:
             WebSocketClosed: There will be none.
         """
+        return self._kept.popleft() if self._kept else await self._next()
+
+    def read_again(self, message: Received) -> None:
+        """Has a message read once more, before all others."""
+        self._kept.appendleft(message)
+
+    async def _next(self) -> Received:
         message = await self._receive()
         while message["type"] == "websocket.connect":  # the request that opened it
             message = await self._receive()
@@ -65,6 +82,16 @@ class WebSocket:
             return Received(None)
         text, data = message.get("text"), message.get("bytes")
         return Received(text if text is not None else (data or b"").decode("utf-8", "replace"))
+
+    async def wait_until_closed(self) -> None:
+        """Returns when the client is gone; keeps what comes on an open connection, up to `MAX_KEPT_BYTES`."""
+        num_bytes = 0
+        with contextlib.suppress(WebSocketClosed):
+            while num_bytes <= MAX_KEPT_BYTES:
+                message = await self._next()
+                self._kept.append(message)
+                num_bytes += len(message.text or "")
+            await asyncio.get_running_loop().create_future()
 
     async def send(self, event: Mapping[str, object], timeout_s: float | None = None) -> None:
         """Sends an object as JSON, once the client has read enough of what was sent before.
@@ -85,7 +112,10 @@ class WebSocket:
 
     async def answer(self, message: Message) -> None:
         """Sends a message of an answer of HTTP: status 101 opens the connection, all others refuse it."""
+        if self.is_open:
+            return  # a session that was opened before its model was known
         if message["type"] == "http.response.start" and message["status"] == _SWITCHING:
+            self.is_open = True
             chosen = _SUBPROTOCOL if _SUBPROTOCOL in self._subprotocols else None
             headers = [(name, value) for name, value in message["headers"] if name.lower() != b"content-length"]
             await self._send({"type": "websocket.accept", "subprotocol": chosen, "headers": headers})

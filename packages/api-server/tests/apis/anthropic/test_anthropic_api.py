@@ -27,21 +27,6 @@ HELLO = [{"role": "user", "content": "Hello"}]
 BODY = {"model": "fake", "messages": HELLO, "max_tokens": 7}
 
 
-@pytest.fixture
-def engine() -> FakeEngineClient:
-    return FakeEngineClient()
-
-
-@pytest.fixture
-def state(engine: FakeEngineClient) -> ServerState:
-    return ready_state(engine)
-
-
-@pytest.fixture
-def app(state: ServerState) -> Any:
-    return build_app(state)
-
-
 def new_app() -> Any:
     return build_app(ready_state(FakeEngineClient()))
 

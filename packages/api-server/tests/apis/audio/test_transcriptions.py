@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from server_helpers.speech import ENGLISH, AlignedEngine, SpeechEngine, wav
 
+from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
@@ -158,6 +159,15 @@ async def test_a_json_body_names_the_file(engine: SpeechEngine) -> None:
         assert (answer.status, answer.json()["error"]["param"]) == (400, param)
 
 
+async def test_beams_are_those_of_the_first_try(engine: SpeechEngine) -> None:
+    answer = await ask(engine, ("language", "en"), ("use_beam_search", "true"), ("n", "4"), ("length_penalty", "0.5"))
+    assert answer.json()["text"] == TEXT
+    (request,) = engine.requests
+    assert isinstance(request.sampling, GivenSampling)
+    names = ("use_beam_search", "n", "length_penalty", "temperature")
+    assert [request.sampling.values.get(name) for name in names] == [True, 4, 0.5, 0.0]
+
+
 async def test_silence_has_no_text_and_costs_no_request(engine: SpeechEngine) -> None:
     answer = await ask(engine, ("language", "en"), content=wav(amplitude=0.0))
     assert answer.json() == {"text": "", "usage": {"type": "duration", "seconds": 1}}
@@ -185,6 +195,12 @@ async def test_silence_has_no_text_and_costs_no_request(engine: SpeechEngine) ->
         ({"known_speaker_names[]": "Ann"}, "unsupported_parameter", "known_speaker_names"),
         ({"model": "other"}, "invalid_value", "model"),
         ({"prompt": "a" * 9000}, "string_above_max_length", "prompt"),
+        ({"n": "4"}, "invalid_value", "n"),
+        ({"length_penalty": "2"}, "invalid_value", "length_penalty"),
+        ({"use_beam_search": "perhaps"}, "invalid_type", "use_beam_search"),
+        ({"use_beam_search": "true", "n": "0"}, "integer_below_min_value", "n"),
+        ({"use_beam_search": "true", "n": "4", "top_p": "0.5"}, "invalid_value", "top_p"),
+        ({"use_beam_search": "true", "n": "4", "temperature": "0.5"}, "invalid_value", "temperature"),
     ],
 )  # fmt: skip
 async def test_fields_are_refused_by_name(engine: SpeechEngine, fields: dict[str, str], code: str, param: str) -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from llmstack_server.app import build_app
 from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
-from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 from llmstack_server.testing.adapters import write_adapter
 from llmstack_server.web import keep_alive
@@ -22,21 +21,6 @@ from llmstack_types import RequestFailedError
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HELLO = [{"role": "user", "content": "Hello"}]
 SEVEN = {"num_predict": 7}
-
-
-@pytest.fixture
-def engine() -> FakeEngineClient:
-    return FakeEngineClient()
-
-
-@pytest.fixture
-def state(engine: FakeEngineClient) -> ServerState:
-    return ready_state(engine)
-
-
-@pytest.fixture
-def app(state: ServerState) -> Any:
-    return build_app(state)
 
 
 @pytest.fixture(scope="module")

@@ -318,3 +318,22 @@ async def test_a_schema_that_is_none_is_refused_by_the_name_that_its_user_knows(
     answer = await call(real_app, "POST", CHAT, {"messages": [USER], **fields})
     error = answer.json()["error"]
     assert (answer.status, error["code"], error["param"]) == (400, "invalid_json_schema", param), error
+
+
+async def test_a_response_template_tells_calls_reasoning_and_content_apart():
+    calls = {
+        "open_pattern": r"<act (?P<name>\w+)>", "close": "</act>", "content": "kv-lines", "repeats": True,
+        "content_args": {"kv_sep": "="},
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+    }  # fmt: skip
+    fields = {"thinking": {"open": "<hm>", "close": "</hm>"}, "tool_calls": calls, "content": {}}
+    server = Server(None, response_template={"fields": fields})
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    message = await server.both(
+        "<hm>It is late.</hm>So <act now>\na=1\nb=x\n</act>", tools=[tool(parameters=parameters)]
+    )
+    assert (message["reasoning"], message["content"]) == ("It is late.", "So ")
+    assert [entry["function"] for entry in message["tool_calls"]] == [
+        {"name": "now", "arguments": '{"a": 1, "b": "x"}'}
+    ]
+    assert server.engine.admitted[-1].sampling_params.kept_special_tokens == ("</act>", "<hm>", "</hm>")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_helpers.engines import either_engine
 from server_helpers.waiting import wait_until
 
 from llmstack_llm import AsyncLLM
@@ -27,14 +28,8 @@ EMBEDDINGS = "/v1/embeddings"
 
 @pytest.fixture(params=["fake", "async_llm"])
 async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    if request.param == "fake":
-        yield build_app(ready_state(FakeEngineClient()))
-        return
-    folder = write_model_folder(tmp_path / "model")
-    core = FakeEngineCoreClient()
-    engine = AsyncLLM(load_model_config(str(folder)), core, load_tokenizer(folder))
-    yield build_app(ready_state(engine, ready=core.ready))
-    await engine.shutdown()
+    async with either_engine(request.param, tmp_path) as app:
+        yield app
 
 
 async def embed(app: Any, value: Any, **fields: Any) -> Answer:

@@ -15,6 +15,7 @@ from server_helpers.waiting import wait_until
 from llmstack_server.apis.responses.input_items import new_response_id
 from llmstack_server.apis.responses.shared import referenced_ids
 from llmstack_server.app import build_app
+from llmstack_server.state import remote_streams
 from llmstack_server.state.peers import Peers
 from llmstack_server.testing import FakeEngineClient, ready_state
 
@@ -91,6 +92,18 @@ async def test_refusals_are_the_same_from_the_other_process(clients: list[openai
             await client.responses.retrieve(response.id, stream=True)
         refusals.append((caught.value.code, caught.value.param, caught.value.message))
     assert refusals[:2] == refusals[2:]
+
+
+async def test_too_many_readers_in_other_processes_are_an_overload(
+    clients: list[openai.AsyncOpenAI], monkeypatch: pytest.MonkeyPatch
+):
+    here, there = clients
+    fields: dict[str, Any] = FIELDS | {"input": "Hello", "background": True, "stream": True}
+    events = [event async for event in await here.responses.create(**fields)]
+    monkeypatch.setattr(remote_streams, "MAX_READERS", 0)
+    with pytest.raises(openai.InternalServerError) as caught:
+        _ = [event async for event in await there.responses.retrieve(events[0].response.id, stream=True)]
+    assert (caught.value.status_code, caught.value.code) == (503, "server_is_overloaded")
 
 
 UNKNOWN_IDS = [new_response_id(1), new_response_id(7), "resp_", "resp_x y", "é", "x" * 500]

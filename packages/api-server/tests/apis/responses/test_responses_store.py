@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmstack_server.apis.responses.event_log import EventLog
-from llmstack_server.apis.responses.store import ResponseStore, StoredItem, StoredResponse, decode, encode
+from llmstack_server.apis.responses.store import ResponseStore, StoredItem, StoredResponse, decode, encode, events_of
+from llmstack_server.state.stream_record import FailedError
 from llmstack_types import ServerOverloadedError
 
 
@@ -89,15 +89,15 @@ def test_running_ones_are_never_evicted_and_refused_where_they_leave_no_room():
 def test_events_count_while_they_come_and_end_a_response_that_finds_no_more_room():
     store = ResponseStore(10, 1000)
     store.put(response("a"))
-    running = response("b", is_running=True, events=EventLog())
+    running = response("b", is_running=True, events=events_of("b", ""))
     store.put(running)
     for _ in range(9):
         assert running.events is not None
-        running.events.append(b"x" * 100)
+        running.events.put(b"x" * 100)
         store.grow(running, 100)
     assert store.get("a", "") is None
     assert store.num_bytes == 1000
-    running.events.append(b"x")
+    running.events.put(b"x")
     with pytest.raises(ServerOverloadedError):
         store.grow(running, 1)
     assert (len(store), store.num_bytes) == (0, 0)
@@ -176,10 +176,15 @@ def test_an_owner_within_its_share_loses_nothing_to_others(steps: list[tuple[str
 
 
 async def test_a_reader_whose_server_ends_goes_on_after_the_last_event_that_it_has_seen():
-    log = EventLog(is_held=True)
+    log = events_of("a", "")
+    log.hold()
     for event in (b"0", b"1", b"2"):
-        log.append(event)
+        log.put(event)
     log.reveal(2)  # the third one is not on the disk yet
-    log.end_early(lambda number: b"ended after %d" % number)
-    assert await log.read(0) == ([b"0", b"1"], False)
-    assert await log.read(2) == ([b"ended after 1"], True)
+    log.fail({"message": "ended"})
+    reader = log.open(0)
+    batch = await reader.read()
+    assert (batch.parts, batch.is_last) == ([b"0", b"1"], False)
+    with pytest.raises(FailedError, match="ended"):
+        await reader.read()
+    assert reader.position == 2

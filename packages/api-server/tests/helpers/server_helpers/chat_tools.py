@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmstack_server.app import build_app
+from llmstack_server.chat.parsers import choose_parsers
 from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 
@@ -44,9 +45,12 @@ def folded(answer: Answer) -> dict[str, Any]:
 class Server:
     """One application over one scripted engine."""
 
-    def __init__(self, template: str | None = HERMES, **options: Any) -> None:
+    def __init__(self, template: str | None = HERMES, *, response_template: object = None, **options: Any) -> None:
         self.engine = FakeEngineClient()
-        self.app = build_app(ready_state(self.engine, chat=ChatOptions(**options), chat_template=template))
+        state = ready_state(self.engine, chat=ChatOptions(**options), chat_template=template)
+        if response_template is not None:
+            state.chat_parsers = choose_parsers(state.config.chat, template, response_template)
+        self.app = build_app(state)
 
     async def ask(self, script: str | None = None, **fields: Any) -> Answer:
         self.engine.script = script

@@ -5,32 +5,29 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from engine_core_helpers.steps import step_record
+
 from llmstack_server.app import build_app
 from llmstack_server.options.secret import Secret
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import call
 from llmstack_server.web.clients import clients_of
-from llmstack_types import (
-    RequestEvent,
-    RequestStatus,
-    ScheduledRequest,
-    SchedulerStats,
-    StepPhases,
-    StepRecord,
-    StepRecording,
-)
+from llmstack_types import RequestEvent, RequestStatus, ScheduledRequest, StepRecording
 
 KEYS = (Secret("first-key"), Secret("second-key"))
 
 
 def kept_steps(state: ServerState | None = None) -> StepRecording:
     steps = [
-        StepRecord(
-            10.0 + step,
-            StepPhases(0.001, 0.002, 0.003),
-            SchedulerStats(step, num_running=2, num_free_blocks=5, num_blocks=8),
+        step_record(
+            step,
             [ScheduledRequest("mine", 3, 4 if step == 1 else 1, [5]), ScheduledRequest("other", 0, 1, [])],
+            10.0 + step,
+            (0.001, 0.002, 0.003),
+            num_running=2,
+            num_free_blocks=5,
+            num_blocks=8,
         )
         for step in (1, 2, 3)
     ]

@@ -50,7 +50,7 @@ def _decode(payload: bytes) -> dict[str, Any]:
     return event
 
 
-def error_text(body: Any) -> tuple[str, str | None]:
+def error_text(body: object) -> tuple[str, str | None]:
     """The message, on one line, and the code of an error's body; the message is empty if there is none."""
     error = body.get("error", body) if isinstance(body, dict) else None
     if isinstance(error, str):

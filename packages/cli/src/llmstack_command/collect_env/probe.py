@@ -30,12 +30,13 @@ def kernel_facts() -> dict[str, str]:
     """The backend of each operation on a CPU."""
     try:
         native = importlib.import_module("llmstack_kernels.native")
+        caches = importlib.import_module("llmstack_kernels.caches").describe()
         backends = importlib.import_module("llmstack_kernels.dispatch").backends("cpu")
     except ImportError as error:
         return {"kernels": f"not installed ({error})"}
     library = native.library()
     variant = "not built: PyTorch's operations run" if library is None else library.variant
-    return {"native kernels": variant, **{f"  {name}": backend for name, backend in backends.items()}}
+    return {"native kernels": variant, "caches": caches, **{f"  {name}": backend for name, backend in backends.items()}}
 
 
 def _yes(backend: Any) -> str:

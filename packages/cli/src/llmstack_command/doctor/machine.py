@@ -15,6 +15,10 @@ from llmstack_command.doctor.finding import Finding, package_module
 
 LIMITS_MODULE = "llmstack_model_runner.device.host_limits"
 """What the server itself takes as the limits of this machine."""
+CPUS_MODULE = "llmstack_kernels.usable_cpus"
+"""What the server takes as the processors that it may use."""
+CACHES_MODULE = "llmstack_kernels.caches"
+"""What native kernels take as the caches of this processor."""
 LEAST_FREE_BYTES = 1 << 30
 """Below this, the server, PyTorch and a small model may not fit beside one another."""
 
@@ -34,9 +38,15 @@ def system() -> Iterator[Finding]:
 def processor() -> Iterator[Finding]:
     """Model and number of processors, as far as affinity and quotas let this process use them."""
     facts = cpu_facts()
-    limits = package_module(LIMITS_MODULE)
-    usable = f"{limits.num_usable_cpus()} of {os.cpu_count()} usable" if limits else facts["processors"]
+    cpus = package_module(CPUS_MODULE)
+    usable = f"{cpus.num_usable_cpus()} of {os.cpu_count()} usable" if cpus else facts["processors"]
     yield Finding("processor", "ok", f"{facts['model']}; {usable}; {facts['features']}")
+
+
+def caches() -> Iterator[Finding]:
+    """The caches of a core, and what native kernels take at a time to fit them."""
+    if module := package_module(CACHES_MODULE):
+        yield Finding("caches", "ok", module.describe())
 
 
 def memory(root: Path = ROOT) -> Iterator[Finding]:

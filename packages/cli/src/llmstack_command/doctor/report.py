@@ -19,16 +19,18 @@ def collect(words: Sequence[str]) -> list[Finding]:
     own: dict[str, Find] = {
         "system": machine.system,
         "processor": machine.processor,
+        "caches": machine.caches,
         "memory": machine.memory,
         "packages": software.packages,
         "torch": machine.torch,
         "native kernels": software.native_kernels,
+        "bytecode": software.bytecode,
         "Ray": software.ray,
         "talking model": software.model,
         "start": lambda: reach.start(words),
     }
     found = {name: guarded(name, find) for name, find in own.items()}
-    order = ("system", "processor", "memory", "GPU", *list(own)[3:], "hub")
+    order = (*list(own)[:4], "GPU", *list(own)[4:], "hub")
     found |= {"GPU": gpu.findings(), "hub": guarded("hub", hub.findings)}
     return [finding for name in order for finding in found[name]]
 

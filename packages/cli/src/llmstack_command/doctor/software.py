@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from importlib.util import find_spec
+from pathlib import Path
 
 from llmstack_command.doctor.finding import Finding, module_of_file, package_module
 
 SERVER = "llmstack-server"
+IMPORTED = ("torch", "fastapi", "pydantic", "llmstack_server", "llmstack_model_runner")
+"""Packages most of whose modules a start imports."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -50,6 +56,29 @@ def native_kernels() -> Iterator[Finding]:
         yield Finding(
             "native kernels", "note", text, "Linux grants it from 5.16 on, where no sandbox forbids arch_prctl"
         )
+
+
+def bytecode(writes: bool | None = None, names: Sequence[str] = IMPORTED) -> Iterator[Finding]:
+    """Whether what a start imports is compiled again by each start, which then takes twice as long.
+
+    `writes`: Whether imports write bytecode; None for what this interpreter does.
+    """
+    writes = not sys.dont_write_bytecode if writes is None else writes
+    specs = [spec for spec in map(find_spec, names) if spec is not None and spec.origin and spec.cached]
+    lost = [spec for spec in specs if not _is_kept(Path(spec.cached or ""), writes)]
+    if not lost:
+        yield Finding("bytecode", "ok", "kept between starts")
+        return
+    folders = [str(Path(spec.origin or "").parent) for spec in lost]
+    why = "cannot be written there" if writes else "PYTHONDONTWRITEBYTECODE is set"
+    text = f"each start compiles {', '.join(spec.name for spec in lost)} again, for seconds: {why}"
+    yield Finding("bytecode", "note", text, f"python -m compileall -q {' '.join(folders)}")
+
+
+def _is_kept(file: Path, writes: bool) -> bool:
+    """Whether the file exists, or an import makes it, with its folder."""
+    folder = next((one for one in file.parents if one.exists()), file.parent)
+    return file.exists() or (writes and os.access(folder, os.W_OK))
 
 
 def ray() -> Iterator[Finding]:

@@ -130,6 +130,10 @@ def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests in the midst of their prompts at most; 0 is no limit (default: 0)",
     )
+    add("--shorter-prompts-first", action=argparse.BooleanOptionalAction, default=False,
+        help="let shorter prompts go before long ones, which keep a quarter of the prompts' tokens")  # fmt: skip
+    add("--session-eviction", action=argparse.BooleanOptionalAction, default=False,
+        help="evict first what sessions want last, in place of the least recently used")  # fmt: skip
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="reuse equal prefixes")
 
 
@@ -147,6 +151,7 @@ def _config(namespace: argparse.Namespace) -> SimulationConfig:
             long_prefill_token_threshold=namespace.long_prefill_token_threshold,
             max_prefill_tokens=namespace.max_prefill_tokens,
             max_num_partial_prefills=namespace.max_num_partial_prefills,
+            shorter_prompts_first=namespace.shorter_prompts_first,
         )
     except ValueError as error:
         raise SimulationError(str(error)) from error
@@ -161,4 +166,5 @@ def _config(namespace: argparse.Namespace) -> SimulationConfig:
         RoutingPolicy(namespace.routing),
         namespace.load,
         namespace.predict,
+        namespace.session_eviction,
     )

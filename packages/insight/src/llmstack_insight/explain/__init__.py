@@ -1,6 +1,6 @@
 """Explanations of the time of a request, from the steps of an engine core."""
 
-from llmstack_insight.explain.answers import first_names, last_part, part_matcher, parts_in
+from llmstack_insight.explain.answers import first_names, last_part, part_matcher, parts_in, parts_of
 from llmstack_insight.explain.deadlines import add_deadline
 from llmstack_insight.explain.estimates import add_estimates
 from llmstack_insight.explain.explanation import Explanation, UnknownRequestError, add_parts, explain
@@ -25,6 +25,7 @@ __all__ = [
     "last_part",
     "part_matcher",
     "parts_in",
+    "parts_of",
     "workload_of_log",
     "workload_of_steps",
 ]

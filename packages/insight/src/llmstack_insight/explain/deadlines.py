@@ -1,4 +1,4 @@
-"""Whether a request met its deadline, and could have met it alone."""
+"""Deadlines in explanations: met or not, and whether a lone request meets it."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from llmstack_insight.explain.history import (
     num_prefill_tokens,
 )
 from llmstack_insight.explain.items import items
+from llmstack_insight.explain.sessions import session
 from llmstack_insight.explain.waits import Limits, heaviest, preparation, queue
 from llmstack_insight.explain.wording import to_count, to_end, to_ms, to_text
 from llmstack_types import RequestEvent, RequestStatus, StepRecord, StepRecording
@@ -372,5 +373,6 @@ def _fit(steps: Sequence[StepRecord]) -> tuple[LinearCostModel, float] | None:
 
 # In the order of time, then what is about the whole.
 _PARTS = (
-    _state, preparation, queue, _prefix_cache, items, _prefill, _decodes, _preemptions, _spans, _deadline, _alone,
+    _state, preparation, queue, _prefix_cache, session, items, _prefill, _decodes, _preemptions, _spans, _deadline,
+    _alone,
 )  # fmt: skip

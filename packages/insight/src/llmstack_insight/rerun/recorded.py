@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from llmstack_step_log.decisions import (
     updated_rows,
 )
 from llmstack_step_log.primitives import MICROSECONDS
-from llmstack_step_log.records import Event, RequestAdded, RequestsAborted, StepScheduled, StepUpdated
+from llmstack_step_log.records import Event, NumericsChanged, RequestAdded, RequestsAborted, StepScheduled, StepUpdated
 from llmstack_step_log.replay.derive import Decision, derive_decisions
 from llmstack_types import EngineCoreRequest
 
@@ -62,6 +62,7 @@ class RecordedRequest:
         number: In the order in which the scheduler got them.
         token_ids: The tokens of its answer.
         is_cut: Whether its client, a stop string, an error or the end of the log ended it.
+        numerics: What its results depend on, where that is not `LogHeader.numerics`: the weights had been changed.
     """
 
     request: EngineCoreRequest
@@ -70,6 +71,7 @@ class RecordedRequest:
     token_ids: list[int] = field(default_factory=list)
     is_cut: bool = False
     outcome: Outcome = field(default_factory=Outcome)
+    numerics: Mapping[str, Any] | None = None
 
     @property
     def end_s(self) -> float:
@@ -103,6 +105,7 @@ class RunCollector:
         self._on_step = on_step
         self._unseen: list[RecordedRequest] = []  # added since the last step: their time is not known yet
         self._under_way: deque[tuple[float, StepWork]] = deque()
+        self._numerics: Mapping[str, Any] | None = None
         self._unmeasured: tuple[float, StepWork] | None = None
         self._updated_s = 0.0
         self._lag = self._num_added = 0
@@ -112,6 +115,8 @@ class RunCollector:
         match event:
             case RequestAdded(request):
                 self._add(request)
+            case NumericsChanged(numerics):
+                self._numerics = numerics
             case StepScheduled(now_us):
                 self.now_s = now_us / MICROSECONDS
                 self._date_arrivals()
@@ -144,7 +149,7 @@ class RunCollector:
             self.num_left_out += 1
         elif request.request_id not in self.live:  # a second one of that id is refused
             self._num_added += 1
-            recorded = RecordedRequest(request, self.now_s, self._num_added)
+            recorded = RecordedRequest(request, self.now_s, self._num_added, numerics=self._numerics)
             self.live[request.request_id] = recorded
             self._unseen.append(recorded)
 

@@ -71,13 +71,11 @@ class ShadowFeed:
         return self._report
 
     def close(self) -> None:
-        """Ends the process and the threads; waits a moment for both. Idempotent."""
+        """Ends the process, for which the reading thread waits, and the threads; waits a moment. Idempotent."""
         with self._has_work:
             self._is_closed = True
             self._has_work.notify()
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_TIMEOUT_S)
         for thread in self._threads:
             thread.join(END_TIMEOUT_S)
 
@@ -122,11 +120,10 @@ class ShadowFeed:
             was_closed, self._is_closed = self._is_closed, True
             self._queue.clear()
             self._has_work.notify()
-        if was_closed:
-            return
-        logger.warning("the shadow scheduler %s has ended: %s", self._name[:64], problem)
-        self._report = (self._report or ShadowReport(self._name))._replace(problem=problem)
-        self._is_new = True
+        if not was_closed:
+            logger.warning("the shadow scheduler %s has ended: %s", self._name[:64], problem)
+            self._report = (self._report or ShadowReport(self._name))._replace(problem=problem)
+            self._is_new = True
         self._process.kill()
         self._process.wait()
 

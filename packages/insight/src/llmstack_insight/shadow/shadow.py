@@ -20,6 +20,7 @@ from llmstack_step_log.records import (
     PrefixImported,
     RequestAdded,
     RequestForked,
+    SessionsReleased,
     StepScheduled,
     StepUpdated,
 )
@@ -32,7 +33,9 @@ MAX_PENDING_TOKENS: Final = 1 << 24
 MAX_RECENT: Final = 256
 # After a thousand steps a duration counts a third.
 _KEPT: Final = 0.999
-_HAS_DECISION: Final = (StepScheduled, StepUpdated, RequestForked, PrefixCacheReset, PrefixImported)
+_HAS_DECISION: Final = (
+    StepScheduled, StepUpdated, RequestForked, PrefixCacheReset, SessionsReleased, PrefixImported,
+)  # fmt: skip
 
 _Compared = tuple[Outcome, Outcome, Outcome]
 

@@ -16,10 +16,10 @@ from llmstack_engine_client.prediction.cost_model import CostModel, LinearCostMo
 from llmstack_engine_client.prediction.errors import SimulationError
 from llmstack_insight.simulate.agent_report import AgentReport
 from llmstack_insight.simulate.cache_policies import Access, PrefixTree, replay_cache
-from llmstack_insight.simulate.replica import OUTPUT_TOKEN_ID, PromptCacheManager, Replica
+from llmstack_insight.simulate.replica import CALL_TOKEN_ID, OUTPUT_TOKEN_ID, PromptCacheManager, Replica, last_token_id
 from llmstack_insight.simulate.report import Report
 from llmstack_insight.simulate.simulation import SimulationConfig
-from llmstack_types.agents import AgentSession
+from llmstack_types.agents import AgentSession, Asker
 from llmstack_types.traces import TraceRequest
 
 
@@ -51,6 +51,12 @@ class _Run:
     context: tuple[int, ...] = ()
     next_turn: int = 0
     num_unfinished: int = 0
+
+    @property
+    def calls_tool(self) -> bool:
+        """Whether the answer of its turn calls a tool, whose result is the next one."""
+        following = self.session.turns[self.next_turn + 1 : self.next_turn + 2]
+        return any(turn.asker is Asker.TOOL for turn in following)
 
     @property
     def has_turns(self) -> bool:
@@ -106,10 +112,14 @@ class _AgentSimulation:
         )
         self.report = AgentReport(self._timing, num_sessions=len(sessions))
         self._cache = PromptCacheManager(
-            num_blocks, config.block_size, config.enable_prefix_caching, caches_answers=True
+            num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            caches_answers=True,
+            knows_sessions=config.knows_sessions,
         )
         self._replica = Replica(limits, self._cache, cost_model, _token_ids, 2 * limits.max_num_rows, self._timing)
-        self._num_segments = 0
+        self._num_segments = CALL_TOKEN_ID  # none of them is a token of answers
         self._prefixes: dict[tuple[str, str], tuple[tuple[int, ...], int]] = {}
         self._known_prefixes: set[int] = set()
         self._tree = PrefixTree(config.block_size)
@@ -172,7 +182,8 @@ class _AgentSimulation:
         token_ids = run.beginning + run.context
         request_id = f"{run.session.id} {run.next_turn}"
         self._running[request_id] = run
-        self._replica.submit(request_id, _Prompt(due_s, len(token_ids), turn.num_output_tokens, None, token_ids), due_s)
+        prompt = _Prompt(due_s, len(token_ids), turn.num_output_tokens, None, run.calls_tool, token_ids)
+        self._replica.submit(request_id, prompt, due_s)
         self._note_open(run, len(run.context) + turn.num_output_tokens)
 
     def _take_firsts(self) -> None:
@@ -204,7 +215,7 @@ class _AgentSimulation:
         num_prompt_tokens = len(run.beginning) + len(run.context)
         run.num_known_tokens = num_prompt_tokens
         if not turn.is_cancelled:
-            run.context += (OUTPUT_TOKEN_ID,) * turn.num_output_tokens
+            run.context += (OUTPUT_TOKEN_ID,) * (turn.num_output_tokens - 1) + (last_token_id(run.calls_tool),)
             run.num_known_tokens += turn.num_output_tokens - 1
         self._note_open(run, len(run.context))
         now_s = self._replica.now_s

@@ -1,4 +1,4 @@
-"""What a prefix cache finds under several orders of eviction.
+"""Hits of a prefix cache under several orders of eviction.
 
 One of them knows the future. A pure calculation over prefixes: each request is computed before the next one, and
 nothing else holds blocks. Blocks of one prefix are evicted from its end: none is found without those before it.

@@ -19,6 +19,8 @@ from llmstack_step_log.replay.driver import NoProgressError, SchedulerDriver
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, SamplingParams, ScheduledRequest, SchedulerOutput
 
 OUTPUT_TOKEN_ID = 0
+CALL_TOKEN_ID = 1
+"""The last token of an answer that calls a tool."""
 MAX_EVENTS_PER_STEP = 1 << 20
 
 
@@ -26,10 +28,16 @@ class PromptCacheManager(KVCacheManager):
     """Caches prompts only: a trace does not say what a later prompt repeats of an answer."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, *, caches_answers: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        *,
+        caches_answers: bool = False,
+        knows_sessions: bool = False,
     ) -> None:
         """`caches_answers`: Where later prompts do repeat them."""
-        super().__init__(num_blocks, block_size, enable_prefix_caching)
+        super().__init__(num_blocks, block_size, enable_prefix_caching, knows_sessions=knows_sessions)
         self.num_prompt_tokens: dict[str, int] = {}
         self._caches_answers = caches_answers
 
@@ -40,10 +48,17 @@ class PromptCacheManager(KVCacheManager):
         super().cache_blocks(request_id, token_ids, num_computed_tokens)
 
 
+def last_token_id(ends_with_call: bool) -> int:
+    """The last token of an answer."""
+    return CALL_TOKEN_ID if ends_with_call else OUTPUT_TOKEN_ID
+
+
 @dataclass(slots=True)
 class _Progress:
     arrival_s: float
     num_prompt_tokens: int
+    last_place: int
+    last_token_id: int
     last_token_s: float = -1.0
     num_output_tokens: int = 0
 
@@ -174,7 +189,8 @@ class Replica:
         for row in rows:
             one = progress[row[0]]  # a named tuple; by index it is faster
             is_chunk = row[1] + row[2] < one.num_prompt_tokens + one.num_output_tokens
-            sampled.append([] if is_chunk else [OUTPUT_TOKEN_ID])
+            token_id = one.last_token_id if one.num_output_tokens == one.last_place else OUTPUT_TOKEN_ID
+            sampled.append([] if is_chunk else [token_id])
         return sampled
 
     def _step_s(self, rows: Sequence[ScheduledRequest]) -> float:
@@ -204,7 +220,9 @@ class Replica:
                 self._predictor.note_refusal(request_id)
             return
         self._cache.num_prompt_tokens[request_id] = request.num_prompt_tokens
-        self._progress[request_id] = _Progress(arrival_s, request.num_prompt_tokens)
+        self._progress[request_id] = _Progress(
+            arrival_s, request.num_prompt_tokens, request.num_output_tokens - 1, last_token_id(request.ends_with_call)
+        )
         self._not_begun[request_id] = None
 
     def _note_begun(self, scheduled: SchedulerOutput, began_s: float) -> None:

@@ -40,6 +40,7 @@ class SimulationConfig:
         num_replicas: Engine cores that share the requests.
         routing: How one of them is chosen.
         load: The share of the capacity that the requests take, by which their arrivals are moved; None leaves them.
+        knows_sessions: Whether the cache evicts by sessions, in place of the least recently used.
         predicts: Whether the first token of each request is predicted as well.
     """
 
@@ -53,6 +54,7 @@ class SimulationConfig:
     routing: RoutingPolicy = RoutingPolicy.EXACT
     load: float | None = None
     predicts: bool = False
+    knows_sessions: bool = False
 
 
 def simulate(trace: Sequence[TraceRequest], config: SimulationConfig, cost_model: CostModel | None = None) -> Report:
@@ -128,7 +130,9 @@ class _Simulation:
         self._replicas = [
             Replica(
                 limits,
-                PromptCacheManager(num_blocks, config.block_size, config.enable_prefix_caching),
+                PromptCacheManager(
+                    num_blocks, config.block_size, config.enable_prefix_caching, knows_sessions=config.knows_sessions
+                ),
                 cost_model,
                 self._prompts.token_ids,
                 max_made,

@@ -6,14 +6,13 @@ import functools
 import json
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
 
 from llmstack_types.html_page import HtmlPage, html_page
 
 _SCRIPTS = ("steps.js", "drawing.js", "panels.js", "figures.js", "script.js")
 
 
-def timeline_page(timeline: Mapping[str, Any] | None = None) -> HtmlPage:
+def timeline_page(timeline: Mapping[str, object] | None = None) -> HtmlPage:
     """The page, which follows its server live; with a timeline it needs no server."""
     return _live_page() if timeline is None else _page(json.dumps(timeline, ensure_ascii=False))
 

@@ -43,7 +43,7 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; times in seconds."""
-        named: dict[str, Any] = {
+        named: dict[str, object] = {
             f"{latency}_s": {name: self.value(f"{latency}_{name}") for name in SHOWN_STATISTICS}
             for latency in LATENCIES
         }

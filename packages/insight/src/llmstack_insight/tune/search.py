@@ -1,4 +1,4 @@
-"""The search: one setting at a time, each value on all requests, bounded."""
+"""Search of better settings, one at a time, each value with all requests."""
 
 from __future__ import annotations
 

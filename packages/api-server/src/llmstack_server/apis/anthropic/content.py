@@ -81,7 +81,7 @@ class ContentBuilder:
         self._blocks.append(dict(block))
         yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block}
 
-    def _more(self, piece: str, delta: dict[str, Any]) -> Event:
+    def _more(self, piece: str, delta: dict[str, object]) -> Event:
         self._pieces.append(piece)
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
@@ -92,7 +92,7 @@ class ContentBuilder:
             block[self._kind] = text
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _arguments(text: str) -> dict[str, object]:
     """The object that a model has written; text that is none, or that is costly to decode, under a key of its own."""
     try:
         check_structure(_OUTER_LEVELS + without_escapes(text.encode("utf-8", "replace")), JSONLimits())

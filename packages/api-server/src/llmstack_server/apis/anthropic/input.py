@@ -8,20 +8,19 @@ from typing import Any
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.media.parts import MediaPart
+from llmstack_server.apis.anthropic.content import Block
 from llmstack_server.apis.anthropic.images import read_image
 from llmstack_server.apis.anthropic.quotes import QUOTES, texts_joint
 from llmstack_server.chat.turns import Content, TurnBuilder, content_of, required_text
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.sse import encode_json
 
-Block = dict[str, Any]
-
 ROLES = ("user", "assistant", "system")
 _MEDIA_BLOCKS = ("image", "container_upload")
 _NO_PLACE = "pictures stand in messages of the user and in results of tools, and there is no other media"
 
 
-def read_messages(system: object, messages: Sequence[Block] | None) -> list[dict[str, Any]]:
+def read_messages(system: object, messages: Sequence[Block] | None) -> list[dict[str, object]]:
     """The messages; consecutive texts of one role are one turn.
 
     Raises:

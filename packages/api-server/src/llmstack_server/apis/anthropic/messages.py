@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,14 +27,14 @@ from llmstack_server.chat.stream import ChatStream
 from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.observability.logs import current_request_id
 from llmstack_server.state.answer_source import lasting
-from llmstack_server.state.server_state import NotedStream, ServerState
+from llmstack_server.state.server_state import ServerState, Sign
 from llmstack_server.web.answers import Answer, Push, WholeAnswer
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import ErrorAnswer, missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
-from llmstack_server.web.sse import frame_named
-from llmstack_server.web.structured import constraint_options
+from llmstack_server.web.sse import Events, frame_named
+from llmstack_server.web.structured import with_form
 from llmstack_server.web.unsupported import check_word
 from llmstack_types import InvalidRequestError
 
@@ -49,7 +48,7 @@ _TOOL_NAMES = {".function.parameters": ".input_schema", ".function": ""}
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
-async def prepare_messages(state: ServerState, body: dict[str, Any]) -> MessagesAnswer:
+async def prepare_messages(state: ServerState, body: dict[str, object]) -> MessagesAnswer:
     """Checks a request, renders its conversation and tokenizes it.
 
     Raises:
@@ -73,11 +72,14 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
         )
     except InvalidRequestError as error:
         raise in_words_of_api(error, "messages", _TOOL_NAMES, conversation.messages) from None
-    noted = None if state.receipts is None else state.receipts.note(state, chat.outputs)
-    return MessagesAnswer(message_id, fields.model or state.served_model_name, fields, chat, noted)
+    sign = None
+    if state.receipts is not None:
+        outputs, sign = state.receipts.note(state, chat.outputs)
+        chat = chat._replace(outputs=outputs)
+    return MessagesAnswer(message_id, fields.model or state.served_model_name, fields, chat, sign)
 
 
-async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer:
+async def prepare_count(state: ServerState, body: dict[str, object]) -> CountAnswer:
     """Counts the prompt tokens of the same request; raises as `prepare_messages`."""
     fields = parse(CountTokensRequest, body)
     conversation = _conversation(fields)
@@ -124,12 +126,7 @@ def _sampling(fields: MessagesRequest, *, has_reasoning: bool) -> GivenSampling:
     if fields.stop_sequences is not None:
         given["stop"] = fields.stop_sequences
     form = structured_outputs(fields.output_config.format if fields.output_config else None)
-    if form is None:
-        return GivenSampling(given, names)
-    if "structured_outputs" in given:
-        raise request_errors.invalid_value("output_config.format", "it cannot be combined with another constraint")
-    form = replace(form, **constraint_options(fields.structured_outputs))
-    return GivenSampling(given | {"structured_outputs": form}, {**names, **_FORM_NAMES})
+    return with_form(GivenSampling(given, names), form, fields, _FORM_NAMES)
 
 
 class CountAnswer(WholeAnswer):
@@ -153,10 +150,10 @@ class MessagesAnswer(ChatStream, Answer):
     end = b""
 
     def __init__(
-        self, message_id: str, model: str, fields: MessagesRequest, chat: SubmittedChat, noted: NotedStream | None
+        self, message_id: str, model: str, fields: MessagesRequest, chat: SubmittedChat, sign: Sign | None
     ) -> None:
-        super().__init__(chat.outputs if noted is None else noted, chat.plan)
-        self._noted = noted
+        super().__init__(chat.outputs, chat.plan)
+        self._sign = sign
         self._created = lasting(int(time.time()))
         self._id = message_id
         self._model = model
@@ -177,7 +174,7 @@ class MessagesAnswer(ChatStream, Answer):
             pass
         return self._message(self._content.blocks(), self._stop()) | self._receipt_fields()
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[Events]:
         """The events from `message_start` to `message_stop`."""
         async with self.outputs as outputs:
             async for output in outputs:
@@ -187,11 +184,11 @@ class MessagesAnswer(ChatStream, Answer):
         for event in (*self._content.finish(), *self._closing()):
             yield frame_named(event)
 
-    def encode(self, output: RequestOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> Events:
         """The events of one output; empty while its text is withheld."""
-        return b"".join([frame_named(event) for delta in self.read(output) for event in self._events_of(delta)])
+        return [frame_named(event) for delta in self.read(output) for event in self._events_of(delta)]
 
-    def _events_of(self, delta: ChatDelta) -> Iterator[dict[str, Any]]:
+    def _events_of(self, delta: ChatDelta) -> Iterator[dict[str, object]]:
         if self._last is None:
             yield {"type": "message_start", "message": self._message([], _NOT_STOPPED)}
         self._last = delta
@@ -205,15 +202,15 @@ class MessagesAnswer(ChatStream, Answer):
         """The last event of a stream that failed."""
         return ANTHROPIC_ERRORS.last_event(error, current_request_id.get(), 0)
 
-    def _closing(self) -> Iterator[dict[str, Any]]:
+    def _closing(self) -> Iterator[dict[str, object]]:
         yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage(), **self._receipt_fields()}
         yield {"type": "message_stop"}
 
-    def _receipt_fields(self) -> dict[str, Any]:
+    def _receipt_fields(self) -> dict[str, object]:
         """`receipt` for the end of the message, where the server signs them."""
-        return {} if self._noted is None else {"receipt": self._noted.receipt(self._id, self._model, self._created)}
+        return {} if self._sign is None else {"receipt": self._sign(self._id, self._model, self._created)}
 
-    def _message(self, blocks: list[dict[str, Any]], stop: dict[str, Any]) -> dict[str, Any]:
+    def _message(self, blocks: list[dict[str, object]], stop: dict[str, object]) -> dict[str, object]:
         return {
             "id": self._id,
             "type": "message",
@@ -224,7 +221,7 @@ class MessagesAnswer(ChatStream, Answer):
             "usage": self._usage(),
         }
 
-    def _stop(self) -> dict[str, Any]:
+    def _stop(self) -> dict[str, object]:
         """The stop reason, and the stop sequence that was found, if any."""
         last = self._last
         if last is None or last.finish_reason is None:
@@ -234,7 +231,7 @@ class MessagesAnswer(ChatStream, Answer):
         reason = _STOP_REASONS.get(last.finish_reason, "tool_use" if self._content.has_calls else "end_turn")
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, object]:
         """The `usage` object, where tokens from the prefix cache are counted separately."""
         counts = self.usage.as_object()
         media = dict(counts["prompt_tokens_details"])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
+from llmstack_server.apis.anthropic.content import Block
 from llmstack_server.chat.turns import PARTS_JOINT, required_text
 from llmstack_server.web.errors import missing_parameter
-
-Block = dict[str, Any]
 
 
 def _document(param: str, block: Block) -> str:
@@ -39,7 +37,7 @@ def _headings(param: str, block: Block, *names: str) -> list[str]:
     return [text for name in names if block.get(name) is not None and (text := required_text(param, block, name))]
 
 
-def texts_joint(param: str, content: object, read_block: Callable[[str, Any], str]) -> str:
+def texts_joint(param: str, content: object, read_block: Callable[[str, object], str]) -> str:
     """A string, or the texts of an array of blocks, which `read_block` reads by their place and themselves."""
     if isinstance(content, str):
         check_text(param, content)

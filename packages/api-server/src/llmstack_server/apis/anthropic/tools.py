@@ -12,7 +12,7 @@ from llmstack_types import StructuredOutputsParams
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def chat_tools(tools: Sequence[dict[str, object]] | None) -> list[dict[str, object]]:
     """The functions in the form of chat completions.
 
     Raises:
@@ -21,7 +21,7 @@ def chat_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
     return [_chat_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools or ())]
 
 
-def _chat_tool(param: str, tool: dict[str, Any]) -> dict[str, Any]:
+def _chat_tool(param: str, tool: dict[str, object]) -> dict[str, object]:
     kind = tool.get("type")
     if kind not in (None, "custom"):
         reason = f"only tools of your own are available, not '{request_errors.echo(kind)}'"
@@ -33,7 +33,7 @@ def _chat_tool(param: str, tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
 
 
-def chat_tool_choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
+def chat_tool_choice(choice: dict[str, object] | None) -> tuple[object, bool]:
     """The choice in the form of chat completions, and whether parallel calls are allowed.
 
     Raises:
@@ -86,6 +86,6 @@ def template_kwargs(thinking: dict[str, Any] | None) -> dict[str, Any]:
     return {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
 
 
-def thinking_budget(thinking: dict[str, Any] | None) -> Any:
+def thinking_budget(thinking: dict[str, object] | None) -> object:
     """The most tokens of reasoning, unchecked; None where `thinking` sets none."""
     return None if thinking is None or thinking.get("type") != "enabled" else thinking.get("budget_tokens")

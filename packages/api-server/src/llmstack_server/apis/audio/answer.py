@@ -70,7 +70,7 @@ class AudioAnswer(Answer):
             **self._timed(segments),
         }
 
-    def _timed(self, segments: Sequence[Segment]) -> dict[str, Any]:
+    def _timed(self, segments: Sequence[Segment]) -> dict[str, object]:
         granularities, timed_parts = self._shown.granularities or ("segment",), dict[str, Any]()
         if "segment" in granularities:
             timed_parts["segments"] = [_as_object(index, segment) for index, segment in enumerate(segments)]
@@ -102,12 +102,12 @@ class AudioAnswer(Answer):
             await close(segments)
             self._sound.close()
 
-    def _logprobs(self, segments: Sequence[Segment]) -> dict[str, Any]:
+    def _logprobs(self, segments: Sequence[Segment]) -> dict[str, object]:
         if not self._shown.has_logprobs:
             return {}
         return {"logprobs": logprobs_of(segments)}
 
-    def _token_usage(self) -> dict[str, Any]:
+    def _token_usage(self) -> dict[str, object]:
         num_audio = math.ceil(self._sound.duration_s * _AUDIO_TOKENS_PER_S)
         num_text, num_output = self._transcriber.num_prompt_tokens, self._transcriber.num_output_tokens
         return {
@@ -117,12 +117,12 @@ class AudioAnswer(Answer):
         }  # fmt: skip
 
 
-def logprobs_of(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+def logprobs_of(segments: Sequence[Segment]) -> list[dict[str, object]]:
     """The tokens of segments with their log-probabilities."""
     return [_token(*pair) for one in segments for pair in zip(one.token_ids, one.logprobs, strict=True)]
 
 
-def _event(kind: str, **fields: Any) -> bytes:
+def _event(kind: str, **fields: object) -> bytes:
     return frame(encode_json({"type": f"transcript.text.{kind}", **fields}))
 
 
@@ -132,7 +132,7 @@ def _token(token_id: int, entry: Any) -> dict[str, Any]:
     return {"token": text, "logprob": floor(entry.logprob), "bytes": list(raw)}
 
 
-def _as_object(index: int, segment: Segment) -> dict[str, Any]:
+def _as_object(index: int, segment: Segment) -> dict[str, object]:
     return {
         "id": index,
         "seek": round(segment.seek_s * 100),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from llmstack_llm import request_errors
 from llmstack_llm.speech.served import Speech
@@ -46,7 +46,7 @@ class UploadedSound:
     file: BinaryIO
 
 
-async def prepare_transcription(state: ServerState, body: dict[str, Any]) -> AudioAnswer:
+async def prepare_transcription(state: ServerState, body: dict[str, object]) -> AudioAnswer:
     """Checks a request for a transcript in the language that is spoken; raises as `prepare_translation`."""
     fields = parse(TranscriptionRequest, body)
     check_fields(state, body, fields, TRANSCRIPTIONS)
@@ -55,7 +55,7 @@ async def prepare_transcription(state: ServerState, body: dict[str, Any]) -> Aud
     return await _prepare(state, fields, "transcribe", granularities, has_logprobs=bool(includes))
 
 
-async def prepare_translation(state: ServerState, body: dict[str, Any]) -> AudioAnswer:
+async def prepare_translation(state: ServerState, body: dict[str, object]) -> AudioAnswer:
     """Checks a request for a transcript in English, and decodes its file.
 
     Raises:
@@ -134,14 +134,16 @@ def _shown(fields: AudioRequest, task: str, granularities: tuple[str, ...], *, h
     return Shown(response_format, task, granularities, is_stream=bool(fields.stream), has_logprobs=has_logprobs)
 
 
-def _sampling(fields: AudioRequest) -> dict[str, Any]:
+def _sampling(fields: AudioRequest) -> dict[str, object]:
+    if fields.n not in (None, 1) and not fields.use_beam_search:
+        raise request_errors.invalid_value("n", "it is only allowed together with 'use_beam_search'")
     sampling = {name: value for name in SAMPLING if (value := getattr(fields, name)) is not None}
     if fields.max_completion_tokens is not None:
         sampling["max_tokens"] = fields.max_completion_tokens
     return sampling
 
 
-def _options(state: ServerState, fields: AudioRequest) -> Mapping[str, Any]:
+def _options(state: ServerState, fields: AudioRequest) -> Mapping[str, object]:
     client = current_client.get()
     return {
         "tenant": client.tenant, "cache_salt": client.salt + (fields.cache_salt or ""), "param": "file",

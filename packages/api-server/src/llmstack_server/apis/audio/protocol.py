@@ -38,6 +38,9 @@ class AudioRequest(RequestBody):
     frequency_penalty: Decimal | None = None
     presence_penalty: Decimal | None = None
     repetition_penalty: Decimal | None = None
+    use_beam_search: bool | None = None
+    n: int | None = Field(None, description="beams, with use_beam_search; the best one is the answer")
+    length_penalty: Decimal | None = None
     max_completion_tokens: int | None = Field(None, description="of each part of 30 seconds")
     priority: int | None = None
     cache_salt: str | None = None
@@ -62,6 +65,7 @@ LISTS: Final = ("timestamp_granularities", "include")
 """Fields that a form may have several times, under their names with `[]`."""
 SAMPLING: Final = (
     "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "use_beam_search", "n", "length_penalty",
 )  # fmt: skip
 _NEVER = one_of()
 _OF_BOTH: Mapping[str, Predicate] = {
@@ -72,11 +76,8 @@ _OF_BOTH: Mapping[str, Predicate] = {
     "known_speaker_names": one_of([]),
     "known_speaker_references": one_of([]),
     "languages": one_of([]),
-    "length_penalty": one_of(1, 1.0, "1", "1.0"),
-    "n": one_of(1, "1"),
     "stream_continuous_usage_stats": one_of(False, "false"),
     "to_language": _NEVER,
-    "use_beam_search": one_of(False, "false"),
     "vllm_xargs": one_of({}),
     "vad_filter": one_of(False, "false"),
 }

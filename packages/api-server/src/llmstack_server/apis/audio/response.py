@@ -32,7 +32,7 @@ class AudioResponse(GenerationResponse):
         super().__init__(state, prepare)
         self._state = state
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, body: dict[str, Any] | None = None) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, body: dict[str, object] | None = None) -> None:
         """Answers one request; its errors before the first byte are raised."""
         headers = Headers(scope=scope)
         if not is_form(headers):
@@ -51,7 +51,7 @@ class AudioResponse(GenerationResponse):
             await super().__call__(scope, receive, send, {**fields, "file": UploadedSound(file)})
 
 
-def form_body(values: dict[str, list[str]]) -> dict[str, Any]:
+def form_body(values: dict[str, list[str]]) -> dict[str, object]:
     """The fields of a form as JSON has them: numbers, booleans and lists by the types of the request.
 
     Raises:

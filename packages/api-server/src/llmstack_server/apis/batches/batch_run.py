@@ -46,7 +46,7 @@ class BatchRun:
         self._counts = dict(batch["request_counts"])
         self._next_item = asyncio.Lock()
         self._ends_as = ""
-        self._errors: list[dict[str, Any]] = []
+        self._errors: list[dict[str, object]] = []
 
     async def run(self) -> None:
         """Runs the batch to its end.
@@ -79,9 +79,9 @@ class BatchRun:
         await self._change(changes, statuses=("validating",))
         return True
 
-    def _survey(self) -> Generator[object, None, tuple[int, list[dict[str, Any]]]]:
+    def _survey(self) -> Generator[object, None, tuple[int, list[dict[str, object]]]]:
         total = 0
-        errors: list[dict[str, Any]] = []
+        errors: list[dict[str, object]] = []
         file = self._open_input()
         if file is None:
             return 0, [INPUT_DELETED]
@@ -99,7 +99,7 @@ class BatchRun:
             errors.append(_error("empty_file", "The input file has no requests."))
         return total, errors
 
-    def _fault_of(self, item: BatchRequest | BatchFault) -> dict[str, Any] | None:
+    def _fault_of(self, item: BatchRequest | BatchFault) -> dict[str, object] | None:
         if isinstance(item, BatchFault):
             return _error(item.code, item.message, item.line)
         if item.url != self._batch["endpoint"]:
@@ -173,7 +173,7 @@ class BatchRun:
         output.append(line)
         return True
 
-    def _end_as(self, status: str, *errors: dict[str, Any]) -> None:
+    def _end_as(self, status: str, *errors: dict[str, object]) -> None:
         """Ends the batch with the answers that it has; the first cause counts."""
         if not self._ends_as:
             self._ends_as, self._errors = status, list(errors)
@@ -202,13 +202,13 @@ class BatchRun:
         await self._change({"status": status, f"{status}_at": int(time.time()), **changes}, ended=True)
         await self._store.run(lambda: self._work_path.unlink(missing_ok=True))
 
-    def _collect(self, status: str) -> Generator[object, None, dict[str, Any]]:
+    def _collect(self, status: str) -> Generator[object, None, dict[str, object]]:
         """Puts answers and errors into a file each; returns what the batch says of them."""
         counts = {"total": self._counts["total"], "completed": 0, "failed": 0}
         paths: dict[str, tuple[Path, BinaryIO]] = {
             kind: self._store.open_upload() for kind in ("output_file_id", "error_file_id")
         }
-        changes: dict[str, Any] = {"request_counts": counts}
+        changes: dict[str, object] = {"request_counts": counts}
         try:
             for line, is_ok in self._answers(status):
                 yield None
@@ -290,7 +290,7 @@ def _next_of(items: Iterator[BatchRequest | None]) -> Generator[None, None, Batc
     return None
 
 
-def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
+def _error(code: str, message: str, line: int | None = None) -> dict[str, object]:
     return {"code": code, "message": message, "param": None, "line": line}
 
 

@@ -158,7 +158,7 @@ def _parse(number: int, line: bytes, limits: JSONLimits) -> Generator[None, None
     return BatchRequest(number, custom_id, fields["url"], content)
 
 
-def _fault_of(fields: dict[str, Any]) -> tuple[str, str] | None:
+def _fault_of(fields: dict[str, object]) -> tuple[str, str] | None:
     url, body = fields.get("url"), fields.get("body")
     if fields.get("method") != "POST":
         return "invalid_method", "'method' must be 'POST'."
@@ -171,7 +171,7 @@ def _fault_of(fields: dict[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _encode_body(body: dict[str, Any]) -> Generator[None, None, bytes]:
+def _encode_body(body: dict[str, object]) -> Generator[None, None, bytes]:
     content = bytearray()
     for number, part in enumerate(_ENCODER.iterencode(body)):
         content += part.encode()
@@ -186,7 +186,7 @@ def _skip_line(file: BinaryIO, line: bytes) -> Iterator[None]:
         line = file.readline(_OTHER_BYTES)
 
 
-def _encode(fields: dict[str, Any]) -> bytes:
+def _encode(fields: dict[str, object]) -> bytes:
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace") + b"\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,7 +41,7 @@ class BatchRequestBody(BaseModel):
     output_expires_after: ExpiresAfter | None = None
 
 
-def new_batch(fields: BatchRequestBody, input_file_id: str) -> dict[str, Any]:
+def new_batch(fields: BatchRequestBody, input_file_id: str) -> dict[str, object]:
     """The object of a new batch."""
     now = int(time.time())
     expires = fields.output_expires_after
@@ -104,7 +104,7 @@ def check_lifetime(param: str, anchor: str | None, seconds: int | None) -> int:
     return seconds
 
 
-def error_list(errors: list[dict[str, Any]]) -> dict[str, Any]:
+def error_list(errors: list[dict[str, object]]) -> dict[str, object]:
     """The `errors` of a batch that failed."""
     return {"object": "list", "data": errors}
 

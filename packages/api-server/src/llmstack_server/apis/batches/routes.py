@@ -177,7 +177,7 @@ def _add_batch_routes(router: Router, state: ServerState, store: FileStore, work
         return JSONResponse(changed or await _batch(store, batch_id))
 
 
-def _add_batch(store: FileStore, batch: dict[str, Any], owner: str, process: int) -> None:
+def _add_batch(store: FileStore, batch: dict[str, object], owner: str, process: int) -> None:
     if not store.table.add_batch(batch, owner, process, MAX_BATCHES, MAX_UNFINISHED):
         message = f"At most {MAX_UNFINISHED} batches of one API key may run or wait; let one end first."
         raise InvalidRequestError(message, code="file_quota_exceeded")
@@ -215,8 +215,8 @@ async def _batch(store: FileStore, batch_id: str) -> dict[str, Any]:
 
 
 def _page(
-    entries: Sequence[dict[str, Any]], query: Mapping[str, str], *, max_limit: int, default: int
-) -> dict[str, Any]:
+    entries: Sequence[dict[str, object]], query: Mapping[str, str], *, max_limit: int, default: int
+) -> dict[str, object]:
     """One page of a list, by the query's `limit`, `after` and `order`; raises InvalidRequestError."""
     limit = _limit(query.get("limit", str(default)), max_limit)
     if query.get("order", "desc") not in ("asc", "desc"):

@@ -155,7 +155,9 @@ class BatchTable:
         query = "SELECT id FROM files WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT 1000"
         return [row[0] for row in self._connection.execute(query, (now,))]
 
-    def add_batch(self, batch: dict[str, Any], owner: str, process: int, max_batches: int, max_unfinished: int) -> bool:
+    def add_batch(
+        self, batch: dict[str, object], owner: str, process: int, max_batches: int, max_unfinished: int
+    ) -> bool:
         """Adds a batch; False where `max_unfinished` of the owner have not ended.
 
         Where there are more than `max_batches`, the owner's oldest that ended are forgotten.
@@ -180,7 +182,7 @@ class BatchTable:
         row = self._connection.execute(query, (batch_id, owner)).fetchone()
         return None if row is None else dict(json.loads(row[0]))
 
-    def batches(self, owner: str) -> list[dict[str, Any]]:
+    def batches(self, owner: str) -> list[dict[str, object]]:
         """The objects of one owner's batches, the newest first."""
         query = "SELECT data FROM batches WHERE owner = ? ORDER BY created_at DESC, rowid DESC"
         return [json.loads(row[0]) for row in self._connection.execute(query, (owner,))]

@@ -73,7 +73,7 @@ class _Exchange:
         self.headers: dict[str, str] = {}
         self.body = bytearray()
 
-    def scope(self, path: str) -> dict[str, Any]:
+    def scope(self, path: str) -> dict[str, object]:
         headers = [(b"content-type", self._media_type.encode()), (b"content-length", str(self._size).encode())]
         path, _, query = path.partition("?")
         return {
@@ -99,7 +99,7 @@ class _Exchange:
             self.body += message.get("body", b"")
 
 
-def decoded(body: bytes | bytearray, media_type: str = "") -> Any:
+def decoded(body: bytes | bytearray, media_type: str = "") -> object:
     """The value of a body as JSON, or its text; of a body that should be JSON and is not, the beginning."""
     if media_type.startswith("text/plain"):
         return bytes(body).decode("utf-8", "replace")

@@ -98,16 +98,18 @@ class GenerateAnswer(LineAnswer):
 
 
 class LoadedAnswer(WholeAnswer):
-    """The answer to a request without a prompt, which loads the model there: here it is loaded."""
+    """The answer to a request without a prompt, which only loads the model, or lets it sleep."""
 
-    def __init__(self, model: str, part: Fields) -> None:
+    def __init__(self, model: str, part: Fields, *, is_last: bool = False) -> None:
+        """`is_last`: Whether the model sleeps after it."""
         self._model = model
         self._part = part
+        self._reason = "unload" if is_last else "load"
 
     async def whole(self) -> Fields:
         """The object without text."""
         return {
-            "model": self._model, "created_at": now_text(), **self._part, "done": True, "done_reason": "load",
+            "model": self._model, "created_at": now_text(), **self._part, "done": True, "done_reason": self._reason,
         }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_server.apis.ollama.keep_alive import keep_model
 from llmstack_server.apis.ollama.names import Fields, plain_name, without_tag
 from llmstack_server.apis.ollama.protocol import FIELDS, EmbedRequest, OlderEmbedRequest
 from llmstack_server.apis.pooling.engine_run import count_tokens, run_all
@@ -30,6 +31,7 @@ async def prepare_embed(state: ServerState, body: Fields) -> EmbedAnswer:
     body = without_tag(state, body)
     fields = parse(EmbedRequest, body)
     check_fields(state, body, fields, FIELDS)
+    keep_model(state, fields.keep_alive)
     if fields.input is None:
         raise missing_parameter("input")
     is_list = not isinstance(fields.input, str)
@@ -49,6 +51,7 @@ async def prepare_older_embed(state: ServerState, body: Fields) -> OlderEmbedAns
     body = without_tag(state, body)
     fields = parse(OlderEmbedRequest, body)
     check_fields(state, body, fields, FIELDS)
+    keep_model(state, fields.keep_alive)
     if fields.prompt is None:
         raise missing_parameter("prompt")
     params = PoolingParams(task=PoolingTask.EMBED, truncate_prompt_tokens=_TO_WHAT_FITS)

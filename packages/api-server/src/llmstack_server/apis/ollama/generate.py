@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-
-from llmstack_llm import GenerationRequest, request_errors
+from llmstack_llm import request_errors
 from llmstack_server.apis.ollama.answer import ChatAnswer, GenerateAnswer, LoadedAnswer
+from llmstack_server.apis.ollama.keep_alive import keep_model
 from llmstack_server.apis.ollama.messages import conversation_of_chat, conversation_of_prompt
 from llmstack_server.apis.ollama.names import Fields, plain_name, without_tag
 from llmstack_server.apis.ollama.protocol import FIELDS, AnswerRequest, ChatRequest, GenerateRequest
@@ -15,11 +14,9 @@ from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import SubmittedChat, submit_chat
 from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.answers import WholeAnswer, new_id
-from llmstack_server.web.checks import adapter_of, check_fields
-from llmstack_server.web.clients import current_client
-from llmstack_server.web.deadlines import current_deadline, engine_deadline_s, set_deadline
+from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
-from llmstack_server.web.first_token_check import check_first_token
+from llmstack_server.web.submission import submit_prompts
 
 
 async def prepare_chat(state: ServerState, body: Fields) -> WholeAnswer:
@@ -32,9 +29,9 @@ async def prepare_chat(state: ServerState, body: Fields) -> WholeAnswer:
     body = without_tag(state, body)
     fields = parse(ChatRequest, body)
     check_fields(state, body, fields, FIELDS)
-    model = plain_name(state, fields.model)
+    model, is_last = plain_name(state, fields.model), keep_model(state, fields.keep_alive)
     if not fields.messages:
-        return LoadedAnswer(model, {"message": {"role": "assistant", "content": ""}})
+        return LoadedAnswer(model, {"message": {"role": "assistant", "content": ""}}, is_last=is_last)
     chat = await _submit(state, fields, conversation_of_chat(fields))
     return ChatAnswer(model, chat, is_stream=fields.stream is not False)
 
@@ -44,9 +41,9 @@ async def prepare_generate(state: ServerState, body: Fields) -> WholeAnswer:
     body = without_tag(state, body)
     fields = parse(GenerateRequest, body)
     check_fields(state, body, fields, FIELDS)
-    model = plain_name(state, fields.model)
+    model, is_last = plain_name(state, fields.model), keep_model(state, fields.keep_alive)
     if not fields.prompt and not fields.images and not fields.suffix:
-        return LoadedAnswer(model, {"response": ""})
+        return LoadedAnswer(model, {"response": ""}, is_last=is_last)
     if fields.raw or fields.suffix:
         chat = SubmittedChat(await _submit_text(state, fields), None)
     else:
@@ -69,14 +66,4 @@ async def _submit_text(state: ServerState, fields: GenerateRequest) -> OutputStr
     prompt: str | list[int] = fields.prompt or ""
     if fields.suffix:
         [prompt] = await with_suffix(state, [prompt], fields.suffix, add_special_tokens=True)
-    client, request_id = current_client.get(), new_id("ollama")
-    deadline, timeout_s = current_deadline.get(), state.config.http.request_timeout_s
-    outputs = await state.engine.submit(GenerationRequest(
-        request_id, prompt, sampling, cache_salt=client.salt, tenant=client.tenant,
-        adapter=adapter_of(state, fields.model),
-        deadline_s=None if deadline is None else engine_deadline_s(),
-        on_admitted=functools.partial(check_first_token, state, request_id),
-    ))  # fmt: skip
-    if deadline is not None or timeout_s is not None:
-        set_deadline(outputs, timeout_s)
-    return outputs
+    return await submit_prompts(state, [(prompt, "prompt")], sampling, new_id("ollama"), model=fields.model)

@@ -1,10 +1,11 @@
-"""What Ollama's clients ask about models, and about the server."""
+"""Routes of Ollama's API about models and the server."""
 
 from __future__ import annotations
 
 import datetime
 import functools
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from llmstack_server.apis.ollama.names import Fields, without_tag
@@ -20,26 +21,35 @@ _NEVER = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).isoformat()
 _WEIGHT_FILES = (".safetensors", ".gguf")
 
 
-def model_tags(state: ServerState) -> Fields:
-    """All served names, and those of adapters."""
-    return {"models": [_model_object(state, name) for name in _names(state)]}
+def model_tags(states: Iterable[ServerState]) -> Fields:
+    """All served names of these models, and those of adapters."""
+    return {"models": [_model_object(state, name) for state in states for name in _names(state)]}
 
 
-def running_models(state: ServerState) -> Fields:
-    """The models that are loaded: all of them, once the engine is ready."""
-    ready = state.ready
-    if ready is None:
-        return {"models": []}
-    on_card = 0 if ready.device.startswith("cpu") else None
+def running_models(states: Iterable[ServerState]) -> Fields:
+    """Those of these models that are loaded; each is, once its engine is ready."""
     models = []
-    for name in _names(state):
-        found = _model_object(state, name)
-        del found["modified_at"]
-        size_vram = found["size"] if on_card is None else on_card
-        models.append({
-            **found, "expires_at": _NEVER, "size_vram": size_vram, "context_length": ready.max_model_len,
-        })  # fmt: skip
+    for state in states:
+        ready = state.ready
+        if ready is None:
+            continue
+        is_on_card = not ready.device.startswith("cpu")
+        for name in _names(state):
+            found = _model_object(state, name)
+            del found["modified_at"]
+            models.append({
+                **found, "expires_at": _expiry(state), "size_vram": found["size"] if is_on_card else 0,
+                "context_length": ready.max_model_len,
+            })  # fmt: skip
     return {"models": models}
+
+
+def _expiry(state: ServerState) -> str:
+    """When the engine falls asleep if no request comes."""
+    left_s = None if state.idle is None else state.idle.seconds_left()
+    if left_s is None:
+        return _NEVER
+    return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=left_s)).isoformat()
 
 
 async def show_model(state: ServerState, body: Fields) -> Fields:
@@ -92,7 +102,7 @@ def _model_object(state: ServerState, name: str) -> Fields:
     }  # fmt: skip
 
 
-@functools.lru_cache(maxsize=4)  # of each name, in every list
+@functools.lru_cache(maxsize=64)  # of each model that a server may have: in every list, of each name
 def _num_weight_bytes(model_path: str) -> int:
     """Bytes of the files with weights; 0 where the folder has none, or is away."""
     path = Path(model_path)

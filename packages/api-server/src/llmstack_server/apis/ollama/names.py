@@ -1,4 +1,4 @@
-"""Names of models, which have a tag there."""
+"""Names of models with the tags that Ollama gives them."""
 
 from __future__ import annotations
 

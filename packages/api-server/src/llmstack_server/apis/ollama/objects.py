@@ -29,7 +29,7 @@ class _Answer(TypedDict):
     model: str
     created_at: str
     done: bool
-    done_reason: NotRequired[Literal["stop", "length", "load"]]
+    done_reason: NotRequired[Literal["stop", "length", "load", "unload"]]
     total_duration: NotRequired[int]
     load_duration: NotRequired[int]
     prompt_eval_count: NotRequired[int]

@@ -38,7 +38,9 @@ class _Request(RequestBody):
 
     model: str | None = Field(None, description="a served name, with `:latest` or without")
     options: OptionFields | None = None
-    keep_alive: object = Field(None, description="without effect: the model stays loaded")
+    keep_alive: object = Field(
+        None, description="with `--idle-sleep`: how long the model stays awake after this request, such as `5m`"
+    )
 
 
 class AnswerRequest(_Request):

@@ -77,14 +77,14 @@ def _add_model_routes(router: Router, state: ServerState) -> None:
     ))  # fmt: skip
     async def tags() -> Response:
         """Lists the served models and adapters."""
-        return JSONResponse(model_tags(state))
+        return JSONResponse(model_tags([state]))
 
     @router.declare(RouteSpec(
         "GET", "/api/ps", OllamaRunningModels, tag=_TAG, needs=Needs.NOTHING, errors=OLLAMA_ERRORS
     ))  # fmt: skip
     async def ps() -> Response:
         """The models that are loaded."""
-        return JSONResponse(running_models(state))
+        return JSONResponse(running_models([state]))
 
     @router.declare(RouteSpec(
         "GET", "/api/version", OllamaVersion, tag=_TAG, needs=Needs.NOTHING, errors=OLLAMA_ERRORS

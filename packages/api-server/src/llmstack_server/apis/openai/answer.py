@@ -12,9 +12,10 @@ from llmstack_llm import RequestOutput
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
 from llmstack_server.state.answer_source import current_source
-from llmstack_server.state.server_state import NotedStream, OutputStream, ServerState
+from llmstack_server.state.server_state import OutputStream, ServerState, Sign
 from llmstack_server.web.answers import Answer, AnswerIds, Push
 from llmstack_server.web.kv_transfer import NotedTransfer
+from llmstack_server.web.sse import Events
 from llmstack_server.web.usage import UsageCounter, timings_object
 
 
@@ -37,9 +38,9 @@ class OpenAIAnswer(Answer):
         self, state: ServerState, fields: AnswerFields, ids: AnswerIds, outputs: OutputStream, usage: UsageCounter
     ) -> None:
         answers, options = state.config.http.answers, fields.stream_options
-        self.noted: NotedStream | None = None
+        self.sign: Sign | None = None
         if state.receipts is not None:
-            outputs = self.noted = state.receipts.note(state, outputs)
+            outputs, self.sign = state.receipts.note(state, outputs)
             self._has_token_ids = bool(fields.return_token_ids)
         self._transfer: NotedTransfer | None = None
         if fields.kv_transfer_params is not None:
@@ -54,7 +55,7 @@ class OpenAIAnswer(Answer):
         )
         asked = fields.return_tokens_as_token_ids
         self.shows_tokens_as_ids = answers.shows_tokens_as_ids if asked is None else asked
-        self._fingerprint_fields: dict[str, Any] = {"system_fingerprint": state.system_fingerprint}
+        self._fingerprint_fields: dict[str, object] = {"system_fingerprint": state.system_fingerprint}
         if (fields.model_extra or {}).get("service_tier") is not None:
             self._fingerprint_fields["service_tier"] = "default"
         self._waits_for_weights = state.is_reloading and state.engine.is_exchanging
@@ -70,7 +71,7 @@ class OpenAIAnswer(Answer):
         """Each output is encoded and sent as it comes."""
         self.outputs.follow(partial(push, self.encode))
 
-    def fingerprint_fields(self) -> dict[str, Any]:
+    def fingerprint_fields(self) -> dict[str, object]:
         """Fields of the chunks that end a choice, and of the last one; the first call decides which weights they name.
 
         An answer that had waited for a reload has the weights that are here at its first end.
@@ -81,7 +82,7 @@ class OpenAIAnswer(Answer):
         return self._fingerprint_fields
 
     @abstractmethod
-    def encode(self, output: RequestOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> Events:
         """The chunks of one output of a stream; empty while its text is withheld."""
 
     def answer(self, object_name: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -99,22 +100,22 @@ class OpenAIAnswer(Answer):
             **self.receipt_fields(),
         }
 
-    def receipt_fields(self) -> dict[str, Any]:
+    def receipt_fields(self) -> dict[str, object]:
         """`receipt` for the end of an answer, where the server signs them."""
-        if self.noted is None:
+        if self.sign is None:
             return {}
-        return {"receipt": self.noted.receipt(self._id, self._model, self._created, has_token_ids=self._has_token_ids)}
+        return {"receipt": self.sign(self._id, self._model, self._created, has_token_ids=self._has_token_ids)}
 
-    def transfer_fields(self) -> dict[str, Any]:
+    def transfer_fields(self) -> dict[str, object]:
         """`kv_transfer_params` of a whole answer: for the server that goes on, where the prompt was exported."""
         params = None if self._transfer is None else self._transfer.kv_transfer_params
         return {"kv_transfer_params": None if params is None else dict(params)}
 
-    def end_fields(self) -> dict[str, Any]:
+    def end_fields(self) -> dict[str, object]:
         """Fields of the last chunk of a stream, where it counts tokens."""
         return {"usage": self.usage.as_object(), **self.fingerprint_fields(), **self._timing_fields()}
 
-    def _timing_fields(self) -> dict[str, Any]:
+    def _timing_fields(self) -> dict[str, object]:
         """`metrics` for the end of an answer, where that was asked for and there is one completion to time."""
         is_single = len(self.outputs.prompts) == 1 and self.n == 1
         if not is_single or not self._state.config.observability.has_request_metrics:

@@ -24,11 +24,12 @@ from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.kv_transfer import read_kv_transfer
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
+from llmstack_server.web.sse import Events
 
 _NAMES: dict[str, str] = {**PARAM_NAMES, "logprobs": "top_logprobs"}
 
 
-async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompletion:
+async def prepare_chat(state: ServerState, body: dict[str, object]) -> ChatCompletion:
     """Checks a request, renders its conversation and submits it.
 
     Raises:
@@ -125,7 +126,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         choices = [self._whole_choice(message) for message in messages]
         return self.answer("chat.completion", choices) | _NULL_EXTRAS | self.transfer_fields() | self._prompt_extras()
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[Events]:
         """One chunk with the role per choice, then new text; the last chunk of a choice has its finish reason."""
         is_first = True
         async with self.outputs as outputs:
@@ -136,15 +137,15 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
                 event = self.encode(output)
                 if event:
                     yield event
-        if self.noted is not None:
+        if self.sign is not None:
             yield self.encoder.encode([], self.receipt_fields())
         if self.includes_usage:
             yield self.encoder.encode([], self.end_fields())
 
-    def encode(self, output: RequestOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> Events:
         encoder = self.encoder
         if not self._is_plain or len(output.outputs) != 1:
-            return b"".join([event for delta in self.read(output) for event in self._events_of(delta, encoder)])
+            return [event for delta in self.read(output) for event in self._events_of(delta, encoder)]
         self.usage.add(output)
         new = output.outputs[0]  # new text alone; the last chunk of a choice says why it ended
         if new.finish_reason is None:
@@ -155,7 +156,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         }  # fmt: skip
         return encoder.encode([choice], self.fingerprint_fields())
 
-    def _first_events(self, encoder: ChunkEncoder, output: RequestOutput) -> bytes:
+    def _first_events(self, encoder: ChunkEncoder, output: RequestOutput) -> Events:
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         extra = self._prompt_extras() if self._wants_prompt else {}
@@ -163,7 +164,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
             extra["usage"] = self.usage.sent_object(0)
         delta = {"role": self._role, "content": "", "refusal": None}
         choices = [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for index in range(self.n)]
-        return b"".join([encoder.encode([choice], extra) for choice in choices])
+        return [encoder.encode([choice], extra) for choice in choices]
 
     def _events_of(self, delta: ChatDelta, encoder: ChunkEncoder) -> Iterator[bytes]:
         counts_sent = self.includes_continuous_usage
@@ -177,8 +178,8 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
             end = {} if delta.finish_reason is None else self.fingerprint_fields()
             yield encoder.encode([self._chunk_choice(delta)], extra | end)
 
-    def _chunk_choice(self, delta: ChatDelta) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+    def _chunk_choice(self, delta: ChatDelta) -> dict[str, object]:
+        choice: dict[str, object] = {
             "index": delta.index,
             "delta": _delta(delta),
             "logprobs": self._logprobs(delta) if self._fields.logprobs else None,
@@ -186,8 +187,8 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         }
         return choice | self._choice_extras(delta)
 
-    def _whole_choice(self, message: ChatMessage) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+    def _whole_choice(self, message: ChatMessage) -> dict[str, object]:
+        choice: dict[str, object] = {
             "index": message.index,
             "message": _message(message, self._role),
             "logprobs": self._logprobs(message) if self._fields.logprobs else None,
@@ -195,14 +196,14 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         }
         return choice | {"token_ids": None} | self._choice_extras(message)
 
-    def _choice_extras(self, new: ChatDelta | ChatMessage) -> dict[str, Any]:
-        extras: dict[str, Any] = {} if new.finish_reason is None else {"stop_reason": new.stop_reason}
+    def _choice_extras(self, new: ChatDelta | ChatMessage) -> dict[str, object]:
+        extras: dict[str, object] = {} if new.finish_reason is None else {"stop_reason": new.stop_reason}
         if self._fields.return_token_ids:
             extras["token_ids"] = list(new.token_ids)
         return extras
 
-    def _prompt_extras(self) -> dict[str, Any]:
-        extras: dict[str, Any] = {}
+    def _prompt_extras(self) -> dict[str, object]:
+        extras: dict[str, object] = {}
         if self._fields.prompt_logprobs is not None:
             extras["prompt_logprobs"] = prompt_logprobs_object(self.prompt_logprobs)
         if self._fields.return_prompt_text:
@@ -211,7 +212,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
             extras["prompt_token_ids"] = list(self.outputs.prompts[0].prompt_token_ids)
         return extras
 
-    def _logprobs(self, new: ChatDelta | ChatMessage) -> dict[str, Any]:
+    def _logprobs(self, new: ChatDelta | ChatMessage) -> dict[str, object]:
         # With `logprob_token_ids` the engine reports these and the chosen token.
         num_top = -1 if self._fields.logprob_token_ids else self._fields.top_logprobs or 0
         return chat_logprobs(new.token_ids, new.logprobs or (), num_top, shows_ids=self.shows_tokens_as_ids)
@@ -222,8 +223,8 @@ def _end_of(delta: ChatDelta) -> ChatDelta:
     return ChatDelta(delta.index, logprobs=logprobs, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
 
 
-def _delta(delta: ChatDelta) -> dict[str, Any]:
-    found: dict[str, Any] = {"content": delta.content} if delta.content else {}
+def _delta(delta: ChatDelta) -> dict[str, object]:
+    found: dict[str, object] = {"content": delta.content} if delta.content else {}
     if delta.reasoning:
         found["reasoning_content"] = found["reasoning"] = delta.reasoning
     if delta.tool_calls:
@@ -231,7 +232,7 @@ def _delta(delta: ChatDelta) -> dict[str, Any]:
     return found if found or delta.finish_reason is not None else {"content": ""}
 
 
-def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+def _call_delta(call: ToolCallDelta) -> dict[str, object]:
     """A part of a call: id, type and name are sent once, clients concatenate the arguments."""
     if call.id is None:
         return {"index": call.index, "function": {"arguments": call.arguments}}
@@ -239,9 +240,9 @@ def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def _message(message: ChatMessage, role: str) -> dict[str, Any]:
+def _message(message: ChatMessage, role: str) -> dict[str, object]:
     is_all_else = not message.content and bool(message.reasoning or message.tool_calls)
-    found: dict[str, Any] = {"role": role, "content": None if is_all_else else message.content, "refusal": None}
+    found: dict[str, object] = {"role": role, "content": None if is_all_else else message.content, "refusal": None}
     if message.reasoning:
         found["reasoning_content"] = found["reasoning"] = message.reasoning
     if message.tool_calls:
@@ -249,5 +250,5 @@ def _message(message: ChatMessage, role: str) -> dict[str, Any]:
     return found
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall) -> dict[str, object]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -25,7 +25,7 @@ class ChunkEncoder:
     def encode_content(self, index: int, text: str) -> bytes:
         """A chunk of a chat with text only: equal to `encode` of such a choice, in a fifth of the time."""
         choice = f'{{"index":{index},"delta":{{"content":{encode_string(text)}}},"logprobs":null,"finish_reason":null}}'
-        return frame(f"{self._head}[{choice}]{self._tail}")
+        return f"data: {self._head}[{choice}]{self._tail}\n\n".encode("utf-8", "replace")
 
     def encode_text(self, index: int, text: str) -> bytes:
         """A chunk of a completion with text only."""

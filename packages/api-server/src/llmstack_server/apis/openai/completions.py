@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import (
     CompletionOutput,
-    GenerationRequest,
     GivenSampling,
     RequestOutput,
     check_fan_out,
@@ -21,17 +19,15 @@ from llmstack_server.apis.openai.protocol import COMPLETIONS, COMPLETIONS_OF_VEC
 from llmstack_server.apis.openai.vectors import Prompt, prompts_of
 from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.chat.reasoning import thinking_tags_after
-from llmstack_server.state.answer_source import current_source
-from llmstack_server.state.repeated_outputs import submit_kept
 from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
-from llmstack_server.web.checks import adapter_of, check_fields
+from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.deadlines import current_deadline, engine_deadline_s, set_deadline
 from llmstack_server.web.fields import parse
-from llmstack_server.web.first_token_check import check_first_token
 from llmstack_server.web.kv_transfer import read_kv_transfer
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
+from llmstack_server.web.sse import Events
+from llmstack_server.web.submission import submit_prompts
 from llmstack_server.web.usage import UsageCounter
 
 if TYPE_CHECKING:
@@ -40,7 +36,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 16
 
 
-async def prepare_completion(state: ServerState, body: dict[str, Any]) -> CompletionAnswer:
+async def prepare_completion(state: ServerState, body: dict[str, object]) -> CompletionAnswer:
     """Checks a request and submits its prompts.
 
     Raises:
@@ -73,30 +69,12 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         filled = await with_suffix(state, texts, fields.suffix, add_special_tokens=add_special_tokens)
         prompts = [(value, param) for value, (_, param) in zip(filled, prompts, strict=True)]
     tokenizer = await state.engine.get_tokenizer("echo") if fields.echo else None
-    client, deadline, timeout_s = current_client.get(), current_deadline.get(), state.config.http.request_timeout_s
-    adapter = adapter_of(state, fields.model)
-    requests = [
-        GenerationRequest(
-            f"{ids.engine}-{index}",
-            value,
-            sampling,
-            param=param,
-            priority=fields.priority or 0,
-            cache_salt=client.salt + (fields.cache_salt or ""),
-            tenant=client.tenant,
-            adapter=adapter,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            deadline_s=None if deadline is None else engine_deadline_s(),
-            on_admitted=functools.partial(check_first_token, state, f"{ids.engine}-0"),
-            add_special_tokens=fields.add_special_tokens is not False,
-            kv_transfer=kv_transfer,
-        )
-        for index, (value, param) in enumerate(prompts)
-    ]
-    source, engine = current_source.get(), state.engine
-    outputs = await (engine.submit(*requests) if source is None else submit_kept(engine, source, *requests))
-    if deadline is not None or timeout_s is not None:
-        set_deadline(outputs, timeout_s)
+    outputs = await submit_prompts(
+        state, prompts, sampling, ids.engine,
+        model=fields.model, priority=fields.priority or 0, cache_salt=fields.cache_salt or "",
+        default_max_tokens=DEFAULT_MAX_TOKENS, add_special_tokens=fields.add_special_tokens is not False,
+        kv_transfer=kv_transfer,
+    )  # fmt: skip
     has_logprobs = fields.logprobs is not None
     echoes = [] if tokenizer is None else [_echo(tokenizer, prompt, has_logprobs) for prompt in outputs.prompts]
     return CompletionAnswer(state, fields, ids, outputs, echoes)
@@ -104,7 +82,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
 
 async def _thinking_tags(
     state: ServerState, fields: CompletionRequest, given: Mapping[str, object], prompts: Sequence[tuple[Prompt, str]]
-) -> Mapping[str, Any]:
+) -> Mapping[str, object]:
     """The field with the tokens around the reasoning of the prompts, where the request has a budget for it."""
     parser = state.chat_parsers.reasoning
     if fields.thinking_token_budget is None or parser is None:
@@ -165,10 +143,10 @@ class _ChoiceBuilder:
             num_shown = -1 if fields.logprob_token_ids else fields.logprobs
             self._logprobs = CompletionLogprobs(num_shown, shows_ids=shows_ids)
 
-    def build(self, index: int, output: RequestOutput, new: CompletionOutput) -> dict[str, Any]:
+    def build(self, index: int, output: RequestOutput, new: CompletionOutput) -> dict[str, object]:
         """The choice object of new output; the first one includes the prompt, where it is echoed."""
         echo = self._echo if self._is_first else None
-        choice: dict[str, Any] = {
+        choice: dict[str, object] = {
             "index": index,
             "text": new.text if echo is None else echo.text + new.text,
             "logprobs": self._build_logprobs(output, new, echo),
@@ -193,7 +171,9 @@ class _ChoiceBuilder:
             or self._fields.return_token_ids
         )
 
-    def _build_logprobs(self, output: RequestOutput, new: CompletionOutput, echo: Echo | None) -> dict[str, Any] | None:
+    def _build_logprobs(
+        self, output: RequestOutput, new: CompletionOutput, echo: Echo | None
+    ) -> dict[str, object] | None:
         if self._logprobs is None:
             return None
         token_ids: Sequence[int] = new.token_ids
@@ -227,7 +207,7 @@ class CompletionAnswer(OpenAIAnswer):
 
     async def whole(self) -> dict[str, Any]:
         """The `text_completion` object; choices in the order of prompts, then of `n`."""
-        choices: list[dict[str, Any]] = []
+        choices: list[dict[str, object]] = []
         async with self.outputs as outputs:
             async for output in outputs:
                 self._note(output)
@@ -239,7 +219,7 @@ class CompletionAnswer(OpenAIAnswer):
                     choices.append(_NULL_EXTRAS | choice)
         return self.answer("text_completion", choices) | self.transfer_fields()
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[Events]:
         """Chunks with one choice each; the last of a choice has its finish reason."""
         self._builders = [self._builder(index // self.n) for index in range(len(self.outputs.prompts) * self.n)]
         async with self.outputs as outputs:
@@ -247,12 +227,12 @@ class CompletionAnswer(OpenAIAnswer):
                 event = self.encode(output)
                 if event:
                     yield event
-        if self.noted is not None:
+        if self.sign is not None:
             yield self.encoder.encode([], self.receipt_fields())
         if self.includes_usage:
             yield self.encoder.encode([], self.end_fields())
 
-    def encode(self, output: RequestOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> Events:
         self._note(output)
         encoder, builders = self.encoder, self._builders
         if self._is_plain and len(output.outputs) == 1:
@@ -267,7 +247,7 @@ class CompletionAnswer(OpenAIAnswer):
             if builders[index].is_worth_sending(new):
                 end = {} if new.finish_reason is None else self.fingerprint_fields()
                 events.append(encoder.encode([builders[index].build(index, output, new)], extra | end))
-        return b"".join(events)
+        return events
 
     def _builder(self, prompt_index: int) -> _ChoiceBuilder:
         echo = self._echoes[prompt_index] if self._echoes else None

@@ -34,7 +34,7 @@ class EstimateRequest(BaseModel):
     deadline_ms: int | None = Field(None, description="milliseconds that the request would be given")
 
 
-async def estimate(state: ServerState, body: dict[str, Any]) -> Estimate:
+async def estimate(state: ServerState, body: dict[str, object]) -> Estimate:
     """The predicted wait and time to the first token, and whether a deadline would be accepted.
 
     Raises:

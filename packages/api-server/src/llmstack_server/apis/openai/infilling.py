@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
@@ -15,15 +15,44 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "prefix"
 SUFFIX: Final = "suffix"
-# The parts of a prompt in the order of each family; the other words are special tokens.
-_FORMS: Final[Sequence[Sequence[str]]] = (
-    ("<|fim_prefix|>", PREFIX, "<|fim_suffix|>", SUFFIX, "<|fim_middle|>"),  # Qwen coder, CodeGemma
-    ("<fim_prefix>", PREFIX, "<fim_suffix>", SUFFIX, "<fim_middle>"),  # StarCoder, Granite code
-    ("<\uff5cfim\u2581begin\uff5c>", PREFIX, "<\uff5cfim\u2581hole\uff5c>", SUFFIX,
-     "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek coder
-    ("[SUFFIX]", SUFFIX, "[PREFIX]", PREFIX),  # Codestral
-    ("\u2581<PRE>", PREFIX, "\u2581<SUF>", SUFFIX, "\u2581<MID>"),  # Code Llama
+
+
+class GapForm(NamedTuple):
+    """The form of a prompt with a gap, as one family of models was trained with it.
+
+    Attributes:
+        parts: The texts in their order; the other words are special tokens.
+        repository: The token before the name of a repository, or nothing.
+        file: The token before the name of each of its files, or nothing.
+        ends: Further tokens that models of the family say behind a filled gap, as far as a model has them.
+    """
+
+    parts: Sequence[str]
+    repository: str = ""
+    file: str = ""
+    ends: Sequence[str] = ()
+
+
+_FORMS: Final[Sequence[GapForm]] = (
+    GapForm(("<|fim_prefix|>", PREFIX, "<|fim_suffix|>", SUFFIX, "<|fim_middle|>"),
+            "<|repo_name|>", "<|file_sep|>",
+            ("<|fim_pad|>", "<|file_separator|>")),  # Qwen coder; CodeGemma without files
+    GapForm(("<fim_prefix>", PREFIX, "<fim_suffix>", SUFFIX, "<fim_middle>"),
+            "<repo_name>", "<file_sep>", ("<fim_pad>",)),  # StarCoder 2; StarCoder and Granite code without files
+    GapForm(("<\uff5cfim\u2581begin\uff5c>", PREFIX, "<\uff5cfim\u2581hole\uff5c>", SUFFIX,
+             "<\uff5cfim\u2581end\uff5c>")),  # DeepSeek coder
+    GapForm(("[SUFFIX]", SUFFIX, "[PREFIX]", PREFIX)),  # Codestral
+    GapForm(("\u2581<PRE>", PREFIX, "\u2581<SUF>", SUFFIX, "\u2581<MID>"), ends=("\u2581<EOT>",)),  # Code Llama
 )  # fmt: skip
+
+
+def form_of(tokenizer: Tokenizer) -> GapForm | None:
+    """The form whose tokens the model has, with its tokens of files if it has both; None for no such model."""
+    for form in _FORMS:
+        if _has_tokens(tokenizer, form.parts):
+            has_files = bool(form.file) and _has_tokens(tokenizer, (form.repository, form.file))
+            return form if has_files else form._replace(repository="", file="")
+    return None
 
 
 async def with_suffix(
@@ -35,7 +64,7 @@ async def with_suffix(
         InvalidRequestError: The model has no tokens for this, or a text is too long.
     """
     tokenizer = await state.engine.get_tokenizer("suffix")
-    form = next((form for form in _FORMS if _has_tokens(tokenizer, form)), None)
+    form = form_of(tokenizer)
     if form is None:
         raise unsupported("suffix")
     # Those that the tokenizer puts before every text.
@@ -46,9 +75,14 @@ async def with_suffix(
         param = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
         if isinstance(prompt, str):
             prompt = await state.engine.tokenize(prompt, add_special_tokens=False, param=param)
-        parts = {PREFIX: prompt, SUFFIX: after}
-        whole.append(list(itertools.chain(first, *(parts.get(part) or _ids(tokenizer, part) for part in form))))
+        whole.append([*first, *gap_ids(tokenizer, form, prompt, after)])
     return whole
+
+
+def gap_ids(tokenizer: Tokenizer, form: GapForm, before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """The tokens before and after a gap in the form of the model."""
+    texts = {PREFIX: before, SUFFIX: after}
+    return list(itertools.chain.from_iterable(texts.get(part) or _ids(tokenizer, part) for part in form.parts))
 
 
 def check_echo(suffix: str | None, echo: bool | None, *, has_source: bool) -> None:
@@ -64,8 +98,8 @@ def check_echo(suffix: str | None, echo: bool | None, *, has_source: bool) -> No
         raise request_errors.invalid_value("suffix", "it cannot be combined with 'echo'")
 
 
-def _has_tokens(tokenizer: Tokenizer, form: Sequence[str]) -> bool:
-    return all(tokenizer.token_to_id(part) is not None for part in form if part not in (PREFIX, SUFFIX))
+def _has_tokens(tokenizer: Tokenizer, parts: Sequence[str]) -> bool:
+    return all(tokenizer.token_to_id(part) is not None for part in parts if part not in (PREFIX, SUFFIX))
 
 
 def _ids(tokenizer: Tokenizer, part: str) -> list[int]:

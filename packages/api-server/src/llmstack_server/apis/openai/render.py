@@ -73,7 +73,7 @@ def _check_length(state: ServerState, token_ids: Sequence[int], sampling: Checke
 
 def _rendered(
     state: ServerState, fields: AnswerFields, token_ids: Sequence[int], sampling: CheckedSampling, request_id: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """One rendered prompt, with the keys of vLLM."""
     return {
         "request_id": request_id,

@@ -12,7 +12,7 @@ from llmstack_server.apis.openai.chat import prepare_chat
 from llmstack_server.apis.openai.chat_batch import MAX_NUM_CONVERSATIONS, prepare_chat_batch
 from llmstack_server.apis.openai.completions import prepare_completion
 from llmstack_server.apis.openai.estimate import EstimateRequest, estimate
-from llmstack_server.apis.openai.models import model_list, model_object
+from llmstack_server.apis.openai.models import MODEL, MODELS, MODELS_WITH_SLASH, model_list, model_object
 from llmstack_server.apis.openai.protocol import (
     BatchChatRequest,
     ChatCompletionRequest,
@@ -28,8 +28,6 @@ from llmstack_server.web.answer_types import (
     Completion,
     Detokenized,
     Estimate,
-    Model,
-    ModelList,
     Rendered,
     Tokens,
 )
@@ -109,16 +107,13 @@ def _add_render_routes(router: Router, state: ServerState) -> None:
 
 
 def _add_model_routes(router: Router, state: ServerState) -> None:
-    @router.declare(RouteSpec("GET", "/v1/models/", ModelList, is_documented=False, needs=Needs.NOTHING))
-    @router.declare(RouteSpec(
-        "GET HEAD", "/v1/models", ModelList, tag="Models", needs=Needs.NOTHING,
-        id_of_answer=("model", "$response.body#/data/0/id"),
-    ))  # fmt: skip
+    @router.declare(MODELS_WITH_SLASH)
+    @router.declare(MODELS)
     async def models() -> Response:
         """Lists the served models."""
         return JSONResponse(model_list(state))
 
-    @router.declare(RouteSpec("GET", "/v1/models/{model:path}", Model, tag="Models", needs=Needs.NOTHING))
+    @router.declare(MODEL)
     async def model(model: str) -> Response:
         """Returns one served model."""
         return JSONResponse(model_object(state, check_model(state, model)))
@@ -152,7 +147,7 @@ def _add_tokenizer_routes(router: Router, state: ServerState) -> None:
 
 
 async def _answer_json(
-    state: ServerState, request: Request, answer: Callable[[ServerState, dict[str, Any]], Awaitable[Any]]
+    state: ServerState, request: Request, answer: Callable[[ServerState, dict[str, object]], Awaitable[Any]]
 ) -> Response:
     limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
     body = await read_json_object(request.headers, request.receive, limits, state.decoding)

@@ -21,7 +21,7 @@ MIN_LIMIT_OF_TOKENS = 1 << 16
 """Token ids that `/detokenize` takes at least, however short the context of the model is."""
 
 
-async def tokenize(state: ServerState, body: dict[str, Any]) -> Tokens:
+async def tokenize(state: ServerState, body: dict[str, object]) -> Tokens:
     """`{count, max_model_len, tokens, token_strs}` of a prompt, or of messages under the chat template."""
     fields = parse(TokenizeRequest, body)
     check_fields(state, body, fields, TOKENIZE_CHAT if fields.messages is not None else TOKENIZE)
@@ -72,6 +72,6 @@ async def detokenize(state: ServerState, body: dict[str, Any]) -> Detokenized:
     return {"prompt": await state.engine.detokenize(fields.tokens)}
 
 
-async def tokenizer_info(state: ServerState) -> dict[str, Any]:
+async def tokenizer_info(state: ServerState) -> dict[str, object]:
     """The content of `tokenizer_config.json`, with the names of its special tokens."""
     return dict((await state.engine.get_tokenizer()).config)

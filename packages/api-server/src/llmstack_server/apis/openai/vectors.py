@@ -17,7 +17,7 @@ Prompt = str | list[int] | Mapping[str, Any]
 """A prompt of a completion: text, token ids, or vectors."""
 
 
-def prompts_of(fields: CompletionRequest, body: dict[str, Any]) -> list[tuple[Prompt, str]]:
+def prompts_of(fields: CompletionRequest, body: dict[str, object]) -> list[tuple[Prompt, str]]:
     """All prompts of a request, those of vectors first, each with its name in errors.
 
     The content of vectors is checked at admission.

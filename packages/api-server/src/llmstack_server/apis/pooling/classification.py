@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llmstack_llm import PoolingOutput
 from llmstack_server.apis.pooling.inputs import admit_inputs, parse_inputs
 from llmstack_server.apis.pooling.list_answer import ListAnswer
@@ -16,7 +14,7 @@ from llmstack_server.web.fields import parse
 from llmstack_types import PoolingParams, PoolingTask
 
 
-async def prepare_classification(state: ServerState, body: dict[str, Any]) -> ListAnswer:
+async def prepare_classification(state: ServerState, body: dict[str, object]) -> ListAnswer:
     """Checks a request and tokenizes its inputs.
 
     Raises:
@@ -35,7 +33,7 @@ async def prepare_classification(state: ServerState, body: dict[str, Any]) -> Li
     inputs = await admit_inputs(state, fields, prompts, params)
     names = state.engine.label_names
 
-    def describe(index: int, numbers: PoolingOutput) -> dict[str, Any]:
+    def describe(index: int, numbers: PoolingOutput) -> dict[str, object]:
         probabilities = numbers.data.tolist()
         best = probabilities.index(max(probabilities))
         label = names.get(best, f"LABEL_{best}")  # what transformers calls a label without a name

@@ -30,7 +30,7 @@ _PREFIX_NAMES: Mapping[str, Sequence[str]] = {
 _SIDES: Mapping[str, str] = {"END": "right", "START": "left"}
 
 
-async def prepare_cohere_embed(state: ServerState, body: dict[str, Any]) -> CohereEmbedAnswer:
+async def prepare_cohere_embed(state: ServerState, body: dict[str, object]) -> CohereEmbedAnswer:
     """Checks a request and tokenizes its texts.
 
     Raises:
@@ -94,7 +94,7 @@ class CohereEmbedAnswer(WholeAnswer):
     async def whole(self) -> dict[str, Any]:
         """Embeddings by their encodings, in the order of the texts."""
         answer_id = new_id("embd")
-        found: dict[str, list[Any]] = {name: [None] * len(self._inputs) for name in self._encodings}
+        found: dict[str, list[object]] = {name: [None] * len(self._inputs) for name in self._encodings}
         async for index, output in run_all(self._state, self._inputs, self._fields, answer_id):
             for name, embeddings in found.items():
                 embeddings[index] = _encode(output.outputs, name)
@@ -110,5 +110,5 @@ class CohereEmbedAnswer(WholeAnswer):
         }
 
 
-def _encode(numbers: PoolingOutput, encoding: str) -> Any:
+def _encode(numbers: PoolingOutput, encoding: str) -> object:
     return base64.b64encode(numbers.to_bytes()).decode() if encoding == "base64" else numbers.tolist()

@@ -16,7 +16,7 @@ from llmstack_server.web.fields import parse
 from llmstack_types import PoolingParams, PoolingTask
 
 
-async def prepare_embeddings(state: ServerState, body: dict[str, Any]) -> ListAnswer:
+async def prepare_embeddings(state: ServerState, body: dict[str, object]) -> ListAnswer:
     """Checks a request and tokenizes its inputs.
 
     Raises:
@@ -30,14 +30,14 @@ async def prepare_embeddings(state: ServerState, body: dict[str, Any]) -> ListAn
     normalize = fields.use_activation if fields.normalize is None else fields.normalize
     inputs = await admit_inputs(state, fields, prompts, _params(fields, normalize, task=PoolingTask.EMBED))
 
-    def describe(index: int, numbers: PoolingOutput) -> dict[str, Any]:
+    def describe(index: int, numbers: PoolingOutput) -> dict[str, object]:
         embedding = encode_numbers(numbers, fields.encoding_format)
         return {"object": "embedding", "index": index, "embedding": embedding}
 
     return ListAnswer(state, fields, inputs, describe, ids, has_id=False)
 
 
-async def prepare_pooling(state: ServerState, body: dict[str, Any]) -> ListAnswer:
+async def prepare_pooling(state: ServerState, body: dict[str, object]) -> ListAnswer:
     """Checks a request for any pooling task, by default the model's own, and tokenizes its inputs.
 
     Raises:
@@ -52,7 +52,7 @@ async def prepare_pooling(state: ServerState, body: dict[str, Any]) -> ListAnswe
     params = _params(fields, fields.normalize, task=fields.task, use_activation=fields.use_activation)
     inputs = await admit_inputs(state, fields, prompts, params)
 
-    def describe(index: int, numbers: PoolingOutput) -> dict[str, Any]:
+    def describe(index: int, numbers: PoolingOutput) -> dict[str, object]:
         return {"index": index, "object": "pooling", "data": encode_numbers(numbers, fields.encoding_format)}
 
     return ListAnswer(state, fields, inputs, describe, ids)

@@ -19,7 +19,7 @@ MAX_NUMBERS_PER_ANSWER = 1 << 24
 Prompts = list[tuple[Any, str]]
 
 
-def parse_inputs(fields: InputFields, body: dict[str, Any]) -> Prompts | None:
+def parse_inputs(fields: InputFields, body: dict[str, object]) -> Prompts | None:
     """The inputs, each with its name in the request; None for a conversation.
 
     Raises:

@@ -53,7 +53,7 @@ class ListAnswer(WholeAnswer):
         rest = {"model": self._fields.model or self._state.served_model_name, "usage": self._usage()}
         return f'{{{head},"data":[{",".join(data)}],{encode_json(rest)[1:]}'.encode()
 
-    def _head(self) -> dict[str, Any]:
+    def _head(self) -> dict[str, object]:
         if not self._has_id:
             return {"object": "list"}
         return {"id": self._ids.answer, "object": "list", "created": int(time.time())}

@@ -16,7 +16,7 @@ from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
 
 
-async def prepare_rerank(state: ServerState, body: dict[str, Any]) -> RerankAnswer:
+async def prepare_rerank(state: ServerState, body: dict[str, object]) -> RerankAnswer:
     """Checks a request and tokenizes its texts.
 
     Raises:
@@ -57,8 +57,8 @@ class RerankAnswer(WholeAnswer):
             "results": [self._result(index, scores[index]) for index in best],
         }
 
-    def _result(self, index: int, score: float) -> dict[str, Any]:
-        result: dict[str, Any] = {"index": index, "relevance_score": score}
+    def _result(self, index: int, score: float) -> dict[str, object]:
+        result: dict[str, object] = {"index": index, "relevance_score": score}
         if self._fields.return_documents is not False:
             one = self._documents[index]
             result["document"] = {"multi_modal": one.given} if isinstance(one, ScoreContent) else {"text": one}

@@ -19,7 +19,7 @@ from llmstack_server.web.fields import parse
 _NAMES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
 
-async def prepare_score(state: ServerState, body: dict[str, Any]) -> ScoreAnswer:
+async def prepare_score(state: ServerState, body: dict[str, object]) -> ScoreAnswer:
     """Checks a request and tokenizes its texts.
 
     Raises:

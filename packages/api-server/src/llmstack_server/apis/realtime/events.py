@@ -49,11 +49,11 @@ class Events:
         session = settings.as_session(self._session_id, self._served_model)
         return _event("session.created", session=session, id=self._session_id, created=int(time.time()))
 
-    def updated(self, settings: Settings) -> Iterator[Event]:
-        """What follows an update; later events have its form."""
+    def updated(self, settings: Settings, kind: str = "session.updated") -> Iterator[Event]:
+        """What follows an update, of this type; later events have its form."""
         self._settings = settings
         if self._is_openai:
-            yield _event("session.updated", session=settings.as_session(self._session_id, self._served_model))
+            yield _event(kind, session=settings.as_session(self._session_id, self._served_model))
 
     def delta(self, item: ItemFacts, text: str) -> Event:
         """Further text of an item."""
@@ -81,7 +81,7 @@ class Events:
         """The whole text of an item."""
         if self._is_openai:
             has_logprobs = self._settings is not None and self._settings.has_logprobs
-            shown: dict[str, Any] = {"logprobs": logprobs_of(transcriber.settled)} if has_logprobs else {}
+            shown: dict[str, object] = {"logprobs": logprobs_of(transcriber.settled)} if has_logprobs else {}
             usage = {"type": "duration", "seconds": round(duration_s, 3)}
             return _event(
                 f"{_TRANSCRIPTION}.completed", item_id=item.item_id, content_index=0, transcript=transcriber.text,
@@ -111,5 +111,5 @@ class Events:
         return {"type": "error", "error": answer.message, "code": answer.code, "param": answer.param}
 
 
-def _event(kind: str, **fields: Any) -> Event:
+def _event(kind: str, **fields: object) -> Event:
     return {"type": kind, "event_id": new_id("event"), **fields}

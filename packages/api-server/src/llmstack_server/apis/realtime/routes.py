@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.responses import Response
@@ -16,7 +15,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, websocket_required
 from llmstack_server.web.queue_gate import RECEIVED_S, QueueGate
 from llmstack_server.web.routes import Content, Router, RouteSpec
-from llmstack_server.web.websocket import can_open_websockets, websocket_of
+from llmstack_server.web.websocket import SESSION_ID, can_open_websockets, websocket_of
 
 
 class RealtimeResponse(Response):
@@ -42,17 +41,19 @@ class RealtimeResponse(Response):
         adapter_of(state, model)
         received_s = scope["state"].get(RECEIVED_S, time.monotonic())
         self._gate.check(state.queue.sizes.estimate(None), client.tenant, received_s)
-        headers: list[Any] = []
+        headers: list[object] = []
         async with self._sessions.place(client.tenant):
             with state.in_flight.track() as cut:
                 await send({"type": "http.response.start", "status": 101, "headers": headers})
-                await Session(state, speech, socket, scope["state"]["request_id"], model).run(cut)
+                request_id, session_id = scope["state"]["request_id"], scope["state"].get(SESSION_ID)
+                await Session(state, speech, socket, request_id, model, session_id).run(cut)
                 await send({"type": "http.response.body", "body": b""})
 
 
 def add_realtime_route(router: Router, state: ServerState) -> None:
     """Adds `/v1/realtime`, which OpenAPI has no words for."""
-    sessions, gate = Sessions(state.config.http.realtime, state.peers), QueueGate(state)
+    sessions = Sessions(state.config.http.realtime, state.in_flight.tenant_to_sessions, state.peers)
+    gate = QueueGate(state)
 
     @router.declare(RouteSpec("GET", "/v1/realtime", Content.EMPTY, tag="Audio", is_documented=False))
     async def realtime() -> Response:

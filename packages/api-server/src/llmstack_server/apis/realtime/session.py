@@ -1,4 +1,4 @@
-"""One realtime session: sound comes in, words go out, until one side ends it."""
+"""One realtime session, from its sound to its words, until one side ends it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from llmstack_llm.speech.sound import LiveSound
 from llmstack_llm.speech.transcriber import Asked
 from llmstack_server.apis.audio.prepare import previous_tokens
 from llmstack_server.apis.realtime.events import Event, Events, ItemFacts, new_id
-from llmstack_server.apis.realtime.settings import DEFAULT_RATES, OPENAI, VLLM, Settings, needs_update, read_update
+from llmstack_server.apis.realtime.settings import (
+    DEFAULT_RATES,
+    OPENAI,
+    UPDATES,
+    VLLM,
+    Settings,
+    needs_update,
+    read_update,
+)
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import decode_body
 from llmstack_server.web.checks import adapter_of
@@ -76,15 +84,17 @@ class Session:
     """A session of one connection. `run` runs it, once."""
 
     def __init__(
-        self, state: ServerState, speech: Speech, socket: Connection, request_id: str, model: str | None
-    ) -> None:
-        """`model`: That of the URL."""
+        self, state: ServerState, speech: Speech, socket: Connection, request_id: str, model: str | None,
+        session_id: str | None = None,
+    ) -> None:  # fmt: skip
+        """`model`: That of the URL. `session_id`: Of a session whose first event was sent; None of a new one."""
         self._state = state
         self._speech = speech
         self._socket = socket
         self._request_id = request_id
         self._model = model
-        self._events = Events(new_id("sess"), state.served_model_name)
+        self._is_created = session_id is not None
+        self._events = Events(session_id or new_id("sess"), state.served_model_name)
         self._settings: Settings | None = None
         self._previous: list[int] = []
         self._item: _Item | None = None
@@ -92,8 +102,8 @@ class Session:
         self._last_id: str | None = None
         self._num_items = 0
         self._sound_s = 0.0
-        self._handlers: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[None]]] = {
-            "session.update": self._update,
+        self._handlers: Mapping[str, Callable[[Mapping[str, object]], Awaitable[None]]] = {
+            **dict.fromkeys(UPDATES, self._update),
             "input_audio_buffer.append": self._append,
             "input_audio_buffer.commit": self._commit,
             "input_audio_buffer.clear": self._clear,
@@ -106,7 +116,8 @@ class Session:
         ending = asyncio.create_task(self._state.in_flight.wait_for_end())
         try:
             with contextlib.suppress(WebSocketClosed):
-                await self._send(self._events.created(Settings(OPENAI, DEFAULT_RATES[OPENAI], self._model)))
+                if not self._is_created:
+                    await self._send(self._events.created(Settings(OPENAI, DEFAULT_RATES[OPENAI], self._model)))
                 await asyncio.wait({reading, ending, cut}, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     reading.result()
@@ -137,7 +148,7 @@ class Session:
             await self._take(message)
 
     async def _take(self, message: Received) -> None:
-        event: Mapping[str, Any] = {}
+        event: Mapping[str, object] = {}
         max_bytes = self._state.config.http.max_body_bytes
         try:
             if message.text is None:
@@ -165,7 +176,7 @@ class Session:
             raise request_errors.invalid_value(param, "it cannot change in the middle of an item: commit first")
         self._previous = await previous_tokens(self._state, settings.prompt, "session.audio.input.transcription.prompt")
         self._settings = settings
-        for one in self._events.updated(settings):
+        for one in self._events.updated(settings, f"{event['type']}d"):
             await self._send(one)
 
     async def _append(self, event: Mapping[str, object]) -> None:

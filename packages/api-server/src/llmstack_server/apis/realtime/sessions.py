@@ -22,10 +22,11 @@ class Sessions:
     and the limits hold. A process that gives no answer has ended, or is starting, and has no sessions.
     """
 
-    def __init__(self, limits: RealtimeConfig, peers: Peers | None = None) -> None:
+    def __init__(self, limits: RealtimeConfig, tenant_to_count: Counter[str], peers: Peers | None = None) -> None:
+        """`tenant_to_count`: The sessions of this process; those of other models are among them."""
         self._limits = limits
         self._peers = peers
-        self._tenant_to_count: Counter[str] = Counter()
+        self._tenant_to_count = tenant_to_count
         if peers is not None:
             peers.add_topic(TOPIC, self._answer)
 

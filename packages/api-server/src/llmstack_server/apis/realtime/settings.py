@@ -1,16 +1,19 @@
-"""What a client asks of a realtime session: `session.update` in both forms."""
+"""Settings of a realtime session: `session.update` in both forms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from llmstack_llm import request_errors
 from llmstack_server.web.unsupported import OneOf, one_of
 from llmstack_types import InvalidRequestError
 
 OPENAI, VLLM = "openai", "vllm"
+BETA_UPDATE: Final = "transcription_session.update"
+UPDATES: Final = ("session.update", BETA_UPDATE)
+"""The events that say what a session is for; the second one is that of OpenAI's first transcription sessions."""
 RATES: Final = (16_000, 24_000, 48_000)
 DEFAULT_RATES: Final[Mapping[str, int]] = {OPENAI: 24_000, VLLM: 16_000}
 LOGPROBS: Final = "item.input_audio_transcription.logprobs"
@@ -46,9 +49,9 @@ class Settings:
     prompt: str | None = None
     has_logprobs: bool = False
 
-    def as_session(self, session_id: str, model: str) -> dict[str, Any]:
+    def as_session(self, session_id: str, model: str) -> dict[str, object]:
         """The session as OpenAI's API shows it; `model` is the served one."""
-        transcription = {"model": self.model or model, "language": self.language, "prompt": self.prompt}
+        transcription = {"model": self.model or model or None, "language": self.language, "prompt": self.prompt}
         return {
             "type": "transcription",
             "object": "realtime.transcription_session",
@@ -69,7 +72,7 @@ def read_update(event: Mapping[str, object], before: Settings | None, model: str
     """The settings after an event: those of `before`, but for what it names.
 
     Args:
-        event: Of the type `session.update`; its form is OpenAI's if it has a `session`, else vLLM's.
+        event: Of one of the types `UPDATES`; its form is OpenAI's if it has a `session`, else vLLM's.
         before: Of the session so far; None where there was no event yet.
         model: That of the URL.
 
@@ -80,7 +83,25 @@ def read_update(event: Mapping[str, object], before: Settings | None, model: str
     if before is not None and before.form != form:
         raise request_errors.invalid_value("session", "a session keeps the form of its first session.update")
     now = before or Settings(form, DEFAULT_RATES[form], model)
-    return _read_openai(_object(event, "session"), now) if form == OPENAI else _read_vllm(event, now)
+    if form == VLLM:
+        return _read_vllm(event, now)
+    session = _object(event, "session")
+    return _read_openai(_from_beta(session) if event.get("type") == BETA_UPDATE else session, now)
+
+
+def _from_beta(session: Mapping[str, object]) -> Mapping[str, object]:
+    """The fields of `transcription_session.update` where `session.update` has them."""
+    form = _text(session, "input_audio_format", "session.input_audio_format", "pcm16")
+    if form not in ("pcm16", None):
+        raise request_errors.unsupported_value(
+            "session.input_audio_format", "expected pcm16, at 24,000 samples a second"
+        )
+    given = {
+        "transcription": session.get("input_audio_transcription"),
+        "noise_reduction": session.get("input_audio_noise_reduction"),
+        "turn_detection": session.get("turn_detection"),
+    }
+    return {"audio": {"input": given}, "include": session.get("include")}
 
 
 def _read_vllm(event: Mapping[str, object], now: Settings) -> Settings:
@@ -134,7 +155,7 @@ def _refuse(given: Mapping[str, object], path: str) -> None:
             raise request_errors.unsupported_parameter(f"{path}.{name}", reason)
 
 
-def _object(given: Mapping[str, object], name: str, param: str = "") -> Mapping[str, Any]:
+def _object(given: Mapping[str, object], name: str, param: str = "") -> Mapping[str, object]:
     """The object of a name; an empty one where there is none."""
     found = given.get(name)
     if found is not None and not isinstance(found, dict):

@@ -16,7 +16,7 @@ from llmstack_server.apis.responses.store import StoredResponse, encode
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import Answer, Push, WholeAnswer
 from llmstack_server.web.errors import ErrorAnswer, HTTPError
-from llmstack_server.web.sse import encode_json, frame_named
+from llmstack_server.web.sse import Events, encode_json, frame_named
 
 
 class ResponsesService:
@@ -25,14 +25,14 @@ class ResponsesService:
     def __init__(self, responses: SharedResponses) -> None:
         self._responses = responses
 
-    async def prepare(self, state: ServerState, body: dict[str, Any]) -> ResponseAnswer | BackgroundAnswer:
+    async def prepare(self, state: ServerState, body: dict[str, object]) -> ResponseAnswer | BackgroundAnswer:
         """Checks a request; raises InvalidRequestError."""
         prepared = await prepare_response(state, self._responses, body)
         if prepared.fields.background:
             return BackgroundAnswer(self._responses, prepared)
         return ResponseAnswer(self._responses.local, prepared)
 
-    async def prepare_count(self, state: ServerState, body: dict[str, Any]) -> CountAnswer:
+    async def prepare_count(self, state: ServerState, body: dict[str, object]) -> CountAnswer:
         """Prepares a count of the input tokens of a body; raises InvalidRequestError."""
         return CountAnswer(await count_input_tokens(state, self._responses, body))
 
@@ -47,16 +47,28 @@ class CountAnswer(WholeAnswer):
         return {"object": "response.input_tokens", "input_tokens": self._num_tokens}
 
 
-class ResponseAnswer(Answer):
-    """A response in the foreground, which is stored at its end."""
+class _RunAnswer(Answer):
+    """What a run makes; its last event is the end."""
 
     end = b""
 
-    def __init__(self, local: LocalResponses, prepared: PreparedResponse) -> None:
-        self.outputs = prepared.run.outputs
+    def __init__(self, prepared: PreparedResponse) -> None:
         self.is_stream = bool(prepared.fields.stream)
-        self._local = local
         self._prepared = prepared
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the response has failed."""
+        return self._prepared.run.response.status == "failed"
+
+
+class ResponseAnswer(_RunAnswer):
+    """A response in the foreground, which is stored at its end."""
+
+    def __init__(self, local: LocalResponses, prepared: PreparedResponse) -> None:
+        super().__init__(prepared)
+        self.outputs = prepared.run.outputs
+        self._local = local
 
     async def whole(self) -> bytes:
         """The response object after its end."""
@@ -72,9 +84,9 @@ class ResponseAnswer(Answer):
             async for event in events:
                 yield frame_named(await self._kept_end(event) if run.response.is_over else event)
 
-    def encode(self, output: RequestOutput) -> bytes:
+    def encode(self, output: RequestOutput) -> Events:
         """The events of one output; empty while its text is withheld."""
-        return b"".join(map(frame_named, self._prepared.run.events_of(output)))
+        return list(map(frame_named, self._prepared.run.events_of(output)))
 
     def push_by(self, push: Push) -> None:
         """Each output is encoded and sent as it comes."""
@@ -113,15 +125,12 @@ class ResponseAnswer(Answer):
         return StoredResponse(prepared.run.response.id, prepared.owner, prepared.input_items, items, data)
 
 
-class BackgroundAnswer(Answer):
+class BackgroundAnswer(_RunAnswer):
     """A response in the background; the client receives its current state, or a stream."""
 
-    end = b""
-
     def __init__(self, responses: SharedResponses, prepared: PreparedResponse) -> None:
+        super().__init__(prepared)
         self._responses = responses
-        self._prepared = prepared
-        self.is_stream = bool(prepared.fields.stream)
 
     async def whole(self) -> bytes:
         """The response object with the status `queued`."""
@@ -142,5 +151,4 @@ class BackgroundAnswer(Answer):
     async def _start(self) -> None:
         prepared = self._prepared
         local = self._responses.local
-        journal = b"" if local.saver is None else prepared.journal()
-        await local.start(prepared.run, prepared.owner, prepared.input_items, journal, prepared.source)
+        await local.start(prepared.run, prepared.owner, prepared.input_items, prepared.request, prepared.source)

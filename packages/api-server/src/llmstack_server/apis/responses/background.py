@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from functools import partial
+from dataclasses import asdict
 
 from llmstack_server.apis.responses.run import NumberedEvent, ResponseRun
 from llmstack_server.apis.responses.store import ResponseStore, StoredResponse, encode
@@ -16,7 +16,7 @@ from llmstack_server.web.errors import (
     answer_to,
     server_shutting_down,
 )
-from llmstack_server.web.sse import encode_json, frame_named, numbered_error_event
+from llmstack_server.web.sse import encode_json, frame_named
 from llmstack_types import EngineDeadError
 
 
@@ -54,7 +54,7 @@ class BackgroundResponse:
                 self.run.cancel()
             except Exception as error:  # noqa: BLE001 (any error becomes that of the response)
                 answer = answer_to(error, self.stored.id)
-                if self.stored.journal and _ends_the_server(error):
+                if self.stored.request is not None and _ends_the_server(self._state, error):
                     self._leave(answer)
                     return
                 self._fail(answer)
@@ -78,33 +78,34 @@ class BackgroundResponse:
 
     def _log(self, event: NumberedEvent) -> None:
         log, source = self.stored.events, self.stored.source
-        if log is None or event["sequence_number"] < len(log):  # an earlier run has had it
+        if log is None or event["sequence_number"] < log.num_parts:  # an earlier run has had it
             return
         framed, num_before = frame_named(event), self._num_cut_bytes
-        log.append(framed)
+        log.put(framed)
         self._num_cut_bytes = 0 if source is None else source.num_bytes
         self._store.grow(self.stored, len(framed) + self._num_cut_bytes - num_before)
 
     def _fail(self, error: ErrorAnswer) -> None:
         event = self.run.fail(error)
-        if self.stored.events is not None:
-            self.stored.events.append(frame_named(event | {"sequence_number": len(self.stored.events)}))
+        log = self.stored.events
+        if log is not None:
+            log.put(frame_named(event | {"sequence_number": log.num_parts}))
 
     def _end(self) -> None:
         items = tuple(encode(item) for item in self.run.output_items())
         data = encode_json(self.run.as_object()).encode("utf-8", "replace")
         if self.stored.events is not None:
-            self.stored.events.close()
+            self.stored.events.finish()
         self._store.complete(self.stored, data, items)
 
     def _leave(self, error: ErrorAnswer) -> None:
         """Ends its readers alone: the next server finishes the response, and they can read on there."""
         if self.stored.events is not None:
-            self.stored.events.end_early(partial(numbered_error_event, error))
+            self.stored.events.fail(asdict(error))
 
 
-def _ends_the_server(error: Exception) -> bool:
+def _ends_the_server(state: ServerState, error: Exception) -> bool:
     """Whether the response is only cut because this server ends."""
     if isinstance(error, HTTPError):
         return error.answer.code == "server_shutting_down"
-    return isinstance(error, EngineDeadError)
+    return isinstance(error, EngineDeadError) and not state.is_one_of_several

@@ -16,7 +16,7 @@ SYNTAXES = ("lark", "regex")
 _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 
 
-def custom_function(param: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+def custom_function(param: str, tool: Mapping[str, object]) -> dict[str, object]:
     """A custom tool as a function of one text, in the form of chat completions.
 
     A regular expression is the pattern of the text; a lark grammar is part of the description.
@@ -27,13 +27,13 @@ def custom_function(param: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     name = required_text(param, tool, "name")
     description = "" if tool.get("description") is None else required_text(param, tool, "description")
     syntax, definition = _format(f"{param}.format", tool.get("format"))
-    text: dict[str, Any] = {"type": "string"}
+    text: dict[str, object] = {"type": "string"}
     if syntax == "regex":
         text["pattern"] = f"^(?:{definition})$"
     if syntax == "lark":
         description = f"{description}\nThe text of '{INPUT}' follows this Lark grammar:\n{definition}".strip()
     schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-    function: dict[str, Any] = {"name": name, "parameters": schema}
+    function: dict[str, object] = {"name": name, "parameters": schema}
     if description:
         function["description"] = description
     if syntax == "regex":
@@ -47,7 +47,11 @@ def custom_names(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
 
 
 def demanded_grammar(
-    tools: Sequence[Mapping[str, Any]] | None, choice: Any, functions: Sequence[Mapping[str, Any]], *, is_strict: bool
+    tools: Sequence[Mapping[str, object]] | None,
+    choice: object,
+    functions: Sequence[Mapping[str, Any]],
+    *,
+    is_strict: bool,
 ) -> tuple[str, str] | None:
     """The one tool that the answer has to call, and its lark grammar; None where there is no such grammar.
 
@@ -90,7 +94,7 @@ def input_of(arguments: str) -> str:
     return "" if f'{{"{INPUT}":"'.startswith("".join(arguments.split())) else arguments
 
 
-def _format(param: str, value: Any) -> tuple[str, str]:
+def _format(param: str, value: object) -> tuple[str, str]:
     """The syntax, `text` for none, and the definition."""
     if value is None:
         return "text", ""

@@ -10,13 +10,13 @@ from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.media.parts import MediaPart, read_part
 from llmstack_server.apis.responses.custom_tools import INPUT
+from llmstack_server.apis.responses.store import Item
 from llmstack_server.chat.turns import PARTS_JOINT, Content, TurnBuilder, content_of, required_text
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.sse import encode_json
 from llmstack_types import InvalidRequestError
 from llmstack_types.vocabulary import MediaKind, TextPartType, words_of
 
-Item = dict[str, Any]
 FindItem = Callable[[str], Item | None]
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -41,7 +41,7 @@ def new_response_id(process_index: int = 0) -> str:
     return f"resp_{process_index:03x}{uuid.uuid4().hex}"
 
 
-def read_items(value: Any, find_item: FindItem) -> Iterator[Item]:
+def read_items(value: object, find_item: FindItem) -> Iterator[Item]:
     """The items of `input`, one after the other, each with an id and every key that its type requires.
 
     Raises:
@@ -76,7 +76,7 @@ def adding(items: Iterable[Mapping[str, Any]], turns: TurnBuilder, num_earlier: 
         yield
 
 
-def _read_item(param: str, item: Any, find_item: FindItem) -> Item:
+def _read_item(param: str, item: object, find_item: FindItem) -> Item:
     if not isinstance(item, dict):
         raise request_errors.invalid_type(param, "an object", item)
     kind = item.get("type")
@@ -109,7 +109,7 @@ def _read_message(param: str, item: Item) -> Item:
     return _message(role, _read_parts(f"{param}.content", item.get("content"), kind, takes_images=takes_images), item)
 
 
-def _message(role: str, parts: list[dict[str, Any]], item: Item) -> Item:
+def _message(role: str, parts: list[dict[str, object]], item: Item) -> Item:
     content = [{**part, "annotations": []} for part in parts] if role == "assistant" else parts
     return _with_id({"type": "message", "role": role, "content": content, "status": "completed"}, item)
 
@@ -150,7 +150,7 @@ def _with_id(found: Item, given: Item) -> Item:
     return found
 
 
-def _texts(param: str, content: Any, *, kinds: Sequence[str] = _TEXT_PARTS) -> list[str]:
+def _texts(param: str, content: object, *, kinds: Sequence[str] = _TEXT_PARTS) -> list[str]:
     if content is None:
         raise missing_parameter(param)
     if isinstance(content, str):
@@ -161,7 +161,7 @@ def _texts(param: str, content: Any, *, kinds: Sequence[str] = _TEXT_PARTS) -> l
     return [_part_text(f"{param}[{index}]", part, kinds) for index, part in enumerate(content)]
 
 
-def _read_parts(param: str, content: Any, kind: str, *, takes_images: bool) -> list[Item]:
+def _read_parts(param: str, content: object, kind: str, *, takes_images: bool) -> list[Item]:
     """The parts of a content: texts of the type `kind`, and pictures and sounds where they may stand."""
     if not (takes_images and isinstance(content, list)):
         return [{"type": kind, "text": text} for text in _texts(param, content)]
@@ -197,7 +197,7 @@ _MEDIA = ("input_image", _SOUND)
 _MEDIA_READERS: Mapping[str, Callable[[str, Item], Item]] = {"input_image": _read_image, _SOUND: _read_sound}
 
 
-def _part_text(param: str, part: Any, kinds: Sequence[str]) -> str:
+def _part_text(param: str, part: object, kinds: Sequence[str]) -> str:
     if not isinstance(part, dict):
         raise request_errors.invalid_type(param, "an object", part)
     kind = part.get("type")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.responses.store import StoredItem, decode
@@ -47,7 +46,7 @@ def parse_count(param: str, text: str) -> int:
     return int(text)
 
 
-def item_page(items: Sequence[StoredItem], query: ListQuery) -> dict[str, Any]:
+def item_page(items: Sequence[StoredItem], query: ListQuery) -> dict[str, object]:
     """One page of the items, as the `list` object of the API.
 
     Raises:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.responses.background import BackgroundResponse
-from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.apis.responses.objects import error_object
 from llmstack_server.apis.responses.run import ResponseRun
-from llmstack_server.apis.responses.store import Item, ResponseStore, StoredItem, StoredResponse
+from llmstack_server.apis.responses.store import Item, ResponseStore, StoredItem, StoredResponse, events_of
 from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.stream_record import StreamReader
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, error_answer, storage_unavailable
 from llmstack_server.web.sse import encode_json, frame_named
 
 if TYPE_CHECKING:
     from llmstack_server.apis.responses.saver import ResponseSaver
+    from llmstack_server.state.kept_rows import KeptRequest
 
 NOT_FOUND = "not_found"
 
@@ -33,13 +34,12 @@ class LocalResponses:
         self._running: dict[str, BackgroundResponse] = {}
 
     async def start(
-        self, run: ResponseRun, owner: str, input_items: tuple[StoredItem, ...], journal: bytes,
+        self, run: ResponseRun, owner: str, input_items: tuple[StoredItem, ...], request: KeptRequest | None,
         source: AnswerSource | None,
     ) -> None:  # fmt: skip
         """Starts a response in the background; where it is kept on a disk, once it is there.
 
-        `journal`: The entry from which another server generates it again; empty where nothing keeps it.
-        `source`: Of its events, where it is a stream and kept.
+        `request`, `source`: From which another server generates it again; None where nothing keeps it.
 
         Raises:
             ServerOverloadedError: The store is full of running responses.
@@ -47,11 +47,13 @@ class LocalResponses:
         """
         data = encode_json(run.as_object()).encode("utf-8", "replace")
         stored = StoredResponse(
-            run.response.id, owner, input_items, data=data, is_background=True, is_running=True, journal=journal,
+            run.response.id, owner, input_items, data=data, is_background=True, is_running=True, request=request,
             source=source,
         )  # fmt: skip
         if run.response.fields.stream:
-            stored.events = EventLog(is_held=self.saver is not None)
+            stored.events = events_of(stored.id, owner)
+            if self.saver is not None:
+                stored.events.hold()
         self.store.put(stored)
         await self._save(stored)
         self.resume(run, stored)
@@ -73,16 +75,16 @@ class LocalResponses:
 
     def end_unstarted(self, stored: StoredResponse, status: str, error: ErrorAnswer | None = None) -> None:
         """Ends a response of an earlier server that cannot be continued."""
-        response: dict[str, Any] = json.loads(stored.data)
+        response: dict[str, object] = json.loads(stored.data)
         response["status"] = status
         if error is not None:
             response["error"] = error_object(error)
             if stored.events is not None:
-                number = len(stored.events)
+                number = stored.events.num_parts
                 event = {"type": "response.failed", "sequence_number": number, "response": response}
-                stored.events.append(frame_named(event))
+                stored.events.put(frame_named(event))
         if stored.events is not None:
-            stored.events.close()
+            stored.events.finish()
         self.store.complete(stored, encode_json(response).encode("utf-8", "replace"), ())
 
     async def keep(self, stored: StoredResponse) -> None:
@@ -106,8 +108,8 @@ class LocalResponses:
             return stored.data
         return encode_json(self._running[response_id].run.as_object()).encode("utf-8", "replace")
 
-    async def read_events(self, response_id: str, owner: str, start: int) -> tuple[list[bytes], bool]:
-        """The next events of a streamed response in the background, and whether they are the last.
+    def open_events(self, response_id: str, owner: str, start: int) -> StreamReader:
+        """A reader of the events of a streamed response in the background, from `start` on.
 
         Raises:
             InvalidRequestError: The response was not created in the background and as a stream.
@@ -116,7 +118,9 @@ class LocalResponses:
         if events is None:
             reason = "this response was not created with 'background': true and 'stream': true"
             raise request_errors.invalid_value("stream", reason)
-        return await events.read(start)
+        reader = events.open(min(start, events.num_parts))
+        reader.position = start
+        return reader
 
     async def cancel(self, response_id: str, owner: str) -> bytes:
         """Cancels a response in the background; one that has ended is unchanged.

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_server.apis.responses.protocol import ResponseRequest
+from llmstack_server.apis.responses.store import Item
 from llmstack_server.web.errors import ErrorAnswer
 from llmstack_server.web.usage import UsageCounter
 from llmstack_types import SamplingParams
-
-Item = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ class ResponseObject:
 
     def as_object(self, output: Sequence[Item], usage: UsageCounter | None) -> dict[str, Any]:
         """The object of the API, with every key of its schema; `usage` is left out where there is none, never null."""
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "id": self.id,
             "object": "response",
             "created_at": self.created_at,
@@ -64,7 +63,7 @@ class ResponseObject:
         """The parameters of the request, with defaults."""
         fields, params = self.fields, self.params
         reasoning, text = fields.reasoning, fields.text
-        echo: dict[str, Any] = {
+        echo: dict[str, object] = {
             "access_programs": None,  # for OpenAI's own models; the schema requires the key
             "background": bool(fields.background),
             "instructions": fields.instructions,

@@ -10,10 +10,10 @@ from typing import Any
 from llmstack_output_parsers import ToolCallDelta
 from llmstack_server.apis.responses.custom_tools import input_of
 from llmstack_server.apis.responses.input_items import new_item_id
+from llmstack_server.apis.responses.store import Item
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.state.answer_source import lasting
 
-Item = dict[str, Any]
 # The type of an event and its fields, without the sequence number.
 Event = tuple[str, dict[str, Any]]
 Logprobs = Sequence[dict[str, Any]]
@@ -60,7 +60,7 @@ class MessageItem(_TextItem):
 
     def __init__(self) -> None:
         super().__init__("message", "response.output_text")
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[dict[str, object]] = []
 
     def as_object(self, status: str) -> Item:
         """The message so far."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Final
 
 from llmstack_llm import GivenSampling, request_errors
 from llmstack_llm.admission.rules import check_text
+from llmstack_llm.admission.seeds import draw_seeds_from
 from llmstack_server.apis.responses.custom_tools import demanded_grammar
 from llmstack_server.apis.responses.input_items import adding, new_response_id, read_items, turns_after
-from llmstack_server.apis.responses.journal import Journal
 from llmstack_server.apis.responses.local import NOT_FOUND, response_not_found
 from llmstack_server.apis.responses.objects import ResponseObject
 from llmstack_server.apis.responses.protocol import (
@@ -29,18 +31,23 @@ from llmstack_server.apis.responses.truncation import submit_newest_turns
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import SubmittedChat, render_conversation, submit_chat
 from llmstack_server.chat.turns import in_words_of_api
-from llmstack_server.state.answer_source import AnswerSource, current_source
+from llmstack_server.state.answer_source import AnswerSource, current_source, lasting
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.fields import parse
 from llmstack_server.web.pauses import collected
-from llmstack_server.web.restarts import identity_of
+from llmstack_server.web.restarts import kept_request
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
-from llmstack_server.web.structured import constraint_options
+from llmstack_server.web.sse import encode_json
+from llmstack_server.web.structured import with_form
 from llmstack_types import InvalidRequestError
 
+if TYPE_CHECKING:
+    from llmstack_server.state.kept_rows import KeptRequest
+
+PATH: Final = "/v1/responses"
 _NAMES = {**PARAM_NAMES, "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 _FORM_NAMES = {
     "structured_outputs": "text.format", "structured_outputs.json": "text.format.schema",
@@ -57,28 +64,18 @@ class PreparedResponse:
     Attributes:
         input_items: The items that the model reads, those of earlier turns first.
         owner: The tenant that it belongs to.
-        body: The request.
-        identity: As of `identity_of`.
-        source: The source of its events, of a stream in the background that another server may finish.
+        request, source: From which another server may finish it, where it is in the background and kept on a disk.
     """
 
     run: ResponseRun
     input_items: tuple[StoredItem, ...]
     fields: ResponseRequest
     owner: str
-    body: dict[str, Any]
-    identity: str
+    request: KeptRequest | None
     source: AnswerSource | None
 
-    def journal(self) -> bytes:
-        """The journal from which another server generates the same response again."""
-        response = self.run.response
-        # The input is kept as items, and a drawn seed is part of the answer.
-        body = {name: value for name, value in self.body.items() if name != "input"} | {"seed": response.params.seed}
-        return Journal(body, response.created_at, self.identity).encoded()
 
-
-async def prepare_response(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> PreparedResponse:
+async def prepare_response(state: ServerState, responses: SharedResponses, body: dict[str, object]) -> PreparedResponse:
     """Checks a request, finds the turns before it, renders the conversation and tokenizes it.
 
     Raises:
@@ -88,21 +85,23 @@ async def prepare_response(state: ServerState, responses: SharedResponses, body:
     is_stored = fields.store is not False and responses.local.store.is_enabled
     if is_stored:
         responses.local.check_storage()
-    is_kept = bool(fields.background and fields.stream) and responses.local.saver is not None
-    source = AnswerSource() if is_kept else None
+    request, source = None, None
+    if fields.background and responses.local.saver is not None:
+        rest = {name: value for name, value in body.items() if name != "input"}  # which is kept as items
+        request, source = kept_request(state, PATH, encode_json(rest).encode("utf-8", "replace")), AnswerSource()
+        draw_seeds_from(request.seed)
     response_id = new_response_id(responses.process_index)
     run = await _new_run(state, fields, input_items, response_id, is_stored=is_stored, source=source)
-    return PreparedResponse(run, input_items, fields, current_client.get().tenant, body, identity_of(state), source)
+    return PreparedResponse(run, input_items, fields, current_client.get().tenant, request, source)
 
 
-async def prepare_again(state: ServerState, stored: StoredResponse, journal: Journal) -> ResponseRun:
+async def prepare_again(state: ServerState, stored: StoredResponse, request: KeptRequest) -> ResponseRun:
     """The run of a response that an earlier server has begun; raises as `prepare_response`."""
-    fields = parse(ResponseRequest, journal.body)
+    fields = parse(ResponseRequest, json.loads(request.body))
+    draw_seeds_from(request.seed)
     if stored.source is not None:
         stored.source.begin_again()
-    run = await _new_run(state, fields, stored.input_items, stored.id, is_stored=True, source=stored.source)
-    run.response.created_at = journal.created_at
-    return run
+    return await _new_run(state, fields, stored.input_items, stored.id, is_stored=True, source=stored.source)
 
 
 async def _new_run(
@@ -123,13 +122,17 @@ async def _new_run(
         chat.outputs.prompts[0].sampling_params,
         is_stored=is_stored,
         status="queued" if fields.background else "in_progress",
+        created_at=lasting(int(time.time())),
     )
-    noted = None if state.receipts is None else state.receipts.note(state, chat.outputs)
+    sign = None
+    if state.receipts is not None:
+        outputs, sign = state.receipts.note(state, chat.outputs)
+        chat = chat._replace(outputs=outputs)
     shows_ids = state.config.http.answers.shows_tokens_as_ids
-    return ResponseRun(chat, response, shows_ids=shows_ids, noted=noted)
+    return ResponseRun(chat, response, shows_ids=shows_ids, sign=sign)
 
 
-async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> int:
+async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, object]) -> int:
     """How many tokens the model would read; raises as `prepare_response`."""
     fields, input_items = await _read(state, responses, body)
     conversation = await _conversation(state, fields, input_items)
@@ -141,7 +144,7 @@ async def count_input_tokens(state: ServerState, responses: SharedResponses, bod
 
 
 async def _read(
-    state: ServerState, responses: SharedResponses, body: dict[str, Any]
+    state: ServerState, responses: SharedResponses, body: dict[str, object]
 ) -> tuple[ResponseRequest, tuple[StoredItem, ...]]:
     fields = parse(ResponseRequest, body)
     check_fields(state, body, fields, UNSUPPORTED)
@@ -203,7 +206,7 @@ async def _submit(
     given = _sampling(fields)
     request_ids = itertools.chain([response_id], (f"{response_id}-{number}" for number in itertools.count(1)))
 
-    def submit(messages: Sequence[Mapping[str, Any]]) -> Awaitable[SubmittedChat]:
+    def submit(messages: Sequence[Mapping[str, object]]) -> Awaitable[SubmittedChat]:
         return submit_chat(
             state,
             replace(conversation, messages=messages),
@@ -231,9 +234,4 @@ def _sampling(fields: ResponseRequest) -> GivenSampling:
     if fields.max_output_tokens is not None:
         given["max_tokens"] = fields.max_output_tokens
     form = structured_outputs(fields.text.format if fields.text else None)
-    if form is None:
-        return GivenSampling(given, names)
-    if "structured_outputs" in given:
-        raise request_errors.invalid_value("text.format", "it cannot be combined with another constraint")
-    form = replace(form, **constraint_options(fields.structured_outputs))
-    return GivenSampling(given | {"structured_outputs": form}, {**names, **_FORM_NAMES})
+    return with_form(GivenSampling(given, names), form, fields, _FORM_NAMES)

@@ -74,7 +74,7 @@ class ResponseRequest(GenerationFields):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
 
-def _has_no_obfuscation(value: Any) -> bool:
+def _has_no_obfuscation(value: object) -> bool:
     return value is None or (isinstance(value, dict) and not value.get("include_obfuscation"))
 
 
@@ -118,7 +118,7 @@ def check_words(fields: ResponseRequest) -> None:
         check_word("text.verbosity", fields.text.verbosity, VERBOSITIES)
 
 
-def check_metadata(metadata: Mapping[str, Any] | None) -> None:
+def check_metadata(metadata: Mapping[str, object] | None) -> None:
     """Raises InvalidRequestError for more or longer entries than OpenAI allows."""
     if metadata is None:
         return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from llmstack_server.apis.responses.event_log import EventLog
-from llmstack_server.apis.responses.store import StoredItem, StoredResponse
+from llmstack_server.apis.responses.store import StoredItem, StoredResponse, events_of
 from llmstack_server.state.kept_rows import KeptAnswer
 
 
@@ -18,15 +18,13 @@ def database_path(folder: str | Path, process_index: int) -> Path:
 
 def encoded_response(stored: StoredResponse, ended_at: float | None, first_event: int) -> KeptAnswer:
     """A response with its events from the number `first_event` on, as the database keeps it."""
-    facts = {
-        "is_background": stored.is_background, "has_events": stored.events is not None,
-        "journal": stored.journal.decode(),
-    }  # fmt: skip
-    events = () if stored.events is None else stored.events.since(first_event)
+    facts = {"is_background": stored.is_background, "has_events": stored.events is not None}
+    events = [] if stored.events is None else stored.events.parts.after(first_event, sys.maxsize)
     inputs, outputs = _encoded(stored.input_items), _encoded(stored.output_items)
     return KeptAnswer(
         stored.id, stored.owner, facts, stored.data, ended_at,
-        parts=events, inputs=inputs, outputs=outputs, source=stored.source,
+        num_parts=first_event + len(events), parts=events, inputs=inputs, outputs=outputs,
+        request=stored.request, source=stored.source,
     )  # fmt: skip
 
 
@@ -40,21 +38,26 @@ def response_decoder(now: float, clock_s: float) -> Callable[[KeptAnswer], Store
 
     def decoded(answer: KeptAnswer) -> StoredResponse:
         facts, is_running = answer.facts, answer.ended_at is None
+        if is_running and answer.request is None:
+            raise TypeError("a running response has no request")
         inputs, outputs = (
             tuple([shared.setdefault((answer.owner, item), item) for item in map(_decoded, items)])
             for items in (answer.inputs, answer.outputs)
         )
         stored = StoredResponse(
             answer.id, answer.owner, inputs, outputs, answer.data, is_background=bool(facts["is_background"]),
-            is_running=is_running, journal=facts["journal"].encode(), source=answer.source if is_running else None,
+            is_running=is_running, request=answer.request, source=answer.source if is_running else None,
         )  # fmt: skip
         if answer.ended_at is not None:
             # A clock that was set back makes no response younger than it can be.
             stored.ended_s = clock_s - max(0.0, now - answer.ended_at)
         if facts["has_events"]:
-            stored.events = EventLog(list(answer.parts), is_held=True)
-            if not is_running:
-                stored.events.close()
+            stored.events = events_of(answer.id, answer.owner, answer.parts)
+            if is_running:
+                stored.events.hold()
+                stored.events.reveal(len(answer.parts))
+            else:
+                stored.events.finish()
         return stored
 
     return decoded

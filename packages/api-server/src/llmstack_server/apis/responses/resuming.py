@@ -6,22 +6,21 @@ import asyncio
 import logging
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmstack_server.apis.responses.journal import Journal, decode_journal
 from llmstack_server.apis.responses.local import LocalResponses
 from llmstack_server.apis.responses.prepare import prepare_again
 from llmstack_server.apis.responses.store import ResponseStore, StoredResponse
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.clients import EVERYONE, Client, clients_of, current_client
-from llmstack_server.web.errors import answer_to
-from llmstack_server.web.restarts import RETRY_S, refusal_of
+from llmstack_server.web.clients import Client, current_client
+from llmstack_server.web.errors import ErrorAnswer
+from llmstack_server.web.restarts import resume
 from llmstack_types import ServerOverloadedError
 
 if TYPE_CHECKING:
     from llmstack_server.apis.responses.saver import ResponseSaver
+    from llmstack_server.state.kept_rows import KeptRequest
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +37,11 @@ class Unfinished:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Begins to resume them; the engine is ready."""
-        if self._responses:
-            logger.info("%d responses in the background go on", len(self._responses))
-            self._task = asyncio.get_running_loop().create_task(self._resume_all())
+        """Begins to resume them; the engine is ready. Later calls do nothing."""
+        responses, self._responses = self._responses, []
+        if responses:
+            logger.info("%d responses in the background go on", len(responses))
+            self._task = asyncio.get_running_loop().create_task(self._resume_all(responses))
 
     async def stop(self) -> None:
         """Leaves those that have not begun for the next server."""
@@ -49,44 +49,40 @@ class Unfinished:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _resume_all(self) -> None:
-        tenant_to_client = {client.tenant: client for client in clients_of(self._state.config)} or {"": EVERYONE}
-        for stored in self._responses:
-            try:
-                await self._resume(stored, tenant_to_client.get(stored.owner))
-            except Exception as error:  # noqa: BLE001 (any error becomes that of the response)
-                if stored.is_running:
-                    self._local.end_unstarted(stored, "failed", answer_to(error, stored.id))
+    async def _resume_all(self, responses: list[StoredResponse]) -> None:
+        for stored in responses:
+            if stored.request is not None:
+                await self._resume(stored, stored.request)
 
-    async def _resume(self, stored: StoredResponse, client: Client | None) -> None:
-        journal = decode_journal(stored.journal)
-        refusal = refusal_of(self._state, client, journal.identity, journal.num_resumes)
-        if refusal is not None or client is None:
-            self._local.end_unstarted(stored, "failed", refusal)
-            return
-        current_client.set(client)
-        await self._note_resume(stored, journal)
-        while self._is_wanted(stored):
+    async def _resume(self, stored: StoredResponse, request: KeptRequest) -> None:
+        async def count() -> None:
+            stored.request = request.begun_again()
+            if self._local.saver is not None:
+                self._local.saver.on_change(stored)
+                await self._local.saver.saved()
+
+        async def run(client: Client) -> bool:
+            if not self._is_wanted(stored):
+                return True
+            current_client.set(client)
             try:
-                run = await prepare_again(self._state, stored, journal)
+                response_run = await prepare_again(self._state, stored, request)
             except ServerOverloadedError:
-                await asyncio.sleep(RETRY_S)
-                continue
+                return False
             if self._is_wanted(stored):  # it was not cancelled meanwhile
-                self._local.resume(run, stored)
+                self._local.resume(response_run, stored)
             else:
-                await run.outputs.aclose()
-            return
+                await response_run.outputs.aclose()
+            return True
+
+        def end(error: ErrorAnswer) -> None:
+            if stored.is_running:
+                self._local.end_unstarted(stored, "failed", error)
+
+        await resume(self._state, stored.id, stored.owner, request, count, run, end)
 
     def _is_wanted(self, stored: StoredResponse) -> bool:
         return stored.is_running and self._local.store.get(stored.id, stored.owner) is stored
-
-    async def _note_resume(self, stored: StoredResponse, journal: Journal) -> None:
-        """Counts in the database before anything happens that may end this server."""
-        stored.journal = replace(journal, num_resumes=journal.num_resumes + 1).encoded()
-        if self._local.saver is not None:
-            self._local.saver.on_change(stored)
-            await self._local.saver.saved()
 
 
 def open_responses(state: ServerState, store: ResponseStore) -> LocalResponses:
@@ -111,6 +107,7 @@ def open_responses(state: ServerState, store: ResponseStore) -> LocalResponses:
     unfinished = _fill(store, saver, rows.load(response_decoder(time.time(), time.monotonic())))
     local = LocalResponses(state, store, saver)
     going_on = Unfinished(state, local, unfinished)
+    state.num_left_answers += len(unfinished)
     state.at_ready.append(going_on.begin)
     state.at_end += [going_on.stop, saver.close]
     return local

@@ -8,12 +8,13 @@ from typing import Any
 from llmstack_llm import RequestOutput
 from llmstack_server.apis.responses.custom_tools import custom_names
 from llmstack_server.apis.responses.objects import ResponseObject
-from llmstack_server.apis.responses.output_items import Event, Item, OutputBuilder
+from llmstack_server.apis.responses.output_items import Event, OutputBuilder
+from llmstack_server.apis.responses.store import Item
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.chat.logprobs import chat_logprobs
 from llmstack_server.chat.prepare import SubmittedChat
 from llmstack_server.chat.stream import ChatStream
-from llmstack_server.state.server_state import NotedStream
+from llmstack_server.state.server_state import Sign
 from llmstack_server.web.errors import ErrorAnswer
 
 NumberedEvent = dict[str, Any]
@@ -32,15 +33,15 @@ class ResponseRun(ChatStream):
         response: ResponseObject,
         *,
         shows_ids: bool = False,
-        noted: NotedStream | None = None,
+        sign: Sign | None = None,
     ) -> None:
         """With `shows_ids`, the tokens of log-probabilities are `token_id:N`.
 
-        `noted`: The outputs of `chat`, where they end with a receipt.
+        `sign`: Makes the receipt, where the server signs one.
         """
-        super().__init__(chat.outputs if noted is None else noted, chat.plan)
-        self._noted = noted
-        self._receipt: dict[str, Any] | None = None
+        super().__init__(chat.outputs, chat.plan)
+        self._sign = sign
+        self._receipt: dict[str, object] | None = None
         self.response = response
         self._shows_ids = shows_ids
         # A call under a grammar is its text; other models write it as an argument.
@@ -48,7 +49,7 @@ class ResponseRun(ChatStream):
         self._output = OutputBuilder(custom_names(response.fields.tools), has_arguments=not has_grammar)
         self._num_events = 0
         self._finish_reason: str | None = None
-        self._pending_logprobs: list[dict[str, Any]] = []
+        self._pending_logprobs: list[dict[str, object]] = []
 
     def output_items(self) -> list[Item]:
         """The output items so far."""
@@ -119,8 +120,8 @@ class ResponseRun(ChatStream):
         yield from self._opening()
         yield from map(self._numbered, self._output.finish(status))
         self.response.complete(status)
-        if self._noted is not None:
-            self._receipt = self._noted.receipt(self.response.id, self.response.model, self.response.created_at)
+        if self._sign is not None:
+            self._receipt = self._sign(self.response.id, self.response.model, self.response.created_at)
         yield self._snapshot(f"response.{status}")
 
     def _snapshot(self, kind: str) -> NumberedEvent:

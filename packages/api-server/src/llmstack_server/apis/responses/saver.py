@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from llmstack_server.apis.responses.response_table import encoded_response
 from llmstack_server.apis.responses.store import StoredResponse
-from llmstack_server.state.kept_rows import Change, KeptAnswer, KeptRows, Written
+from llmstack_server.state.kept_rows import KeptAnswer, KeptRows, Written
 from llmstack_server.state.state_folder import cause_of
 from llmstack_server.state.write_behind import WriteBehind
 from llmstack_server.web.errors import HTTPError, storage_unavailable
@@ -29,8 +29,9 @@ class ResponseSaver(WriteBehind[StoredResponse]):
 
     def note_loaded(self, stored: StoredResponse) -> None:
         """A response of the store has these rows already."""
-        num_events = 0 if stored.events is None else len(stored.events)
-        self._written[stored.id] = Written(num_events, 0 if stored.source is None else stored.source.num_bytes)
+        num_events = 0 if stored.events is None else stored.events.num_parts
+        num_cut_bytes = 0 if stored.source is None else stored.source.num_bytes
+        self._written[stored.id] = Written(num_events, num_cut_bytes, num_events)
 
     def forget_loaded(self) -> None:
         """Drops the changes so far, but no removals: the responses were read from the database."""
@@ -59,7 +60,7 @@ class ResponseSaver(WriteBehind[StoredResponse]):
 
     def _encoded(self, kept: StoredResponse, written: Written | None) -> KeptAnswer:
         ended_at = None if kept.ended_s is None else time.time() - (self._clock() - kept.ended_s)
-        return encoded_response(kept, ended_at, 0 if written is None else written.num_parts)
+        return encoded_response(kept, ended_at, 0 if written is None else written.num_kept_parts)
 
     def _note_written(self, kept: StoredResponse, written: Written) -> None:
         if kept.events is not None:
@@ -69,7 +70,7 @@ class ResponseSaver(WriteBehind[StoredResponse]):
         logger.warning("the folder of the stored responses is a new one: all that are in memory are written again")
         self._dirty = dict.fromkeys(self._kept)
 
-    def _note_failure(self, changes: Sequence[Change], error: Exception) -> None:
+    def _note_failure(self, answer_ids: Sequence[str], error: Exception) -> None:
         if not self.failure:
             logger.error("responses cannot be stored (%s): they are refused until they can", error)
         self.failure = cause_of(error)

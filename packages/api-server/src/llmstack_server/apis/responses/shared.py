@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import takewhile
@@ -11,12 +10,14 @@ from typing import Any
 from llmstack_server.apis.responses.local import LocalResponses, response_not_found
 from llmstack_server.apis.responses.store import Item, StoredItem
 from llmstack_server.state.peers import Peers
+from llmstack_server.state.remote_streams import READING, Reader, RemoteReader, RemoteReaders
+from llmstack_server.state.stream_record import FailedError, StreamAwayError, UnknownStreamError
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to
+from llmstack_server.web.sse import numbered_error_event
+from llmstack_types import ServerOverloadedError
 
 TOPIC = "responses"
-# Less than the time in which peers have to answer.
-MAX_WAIT_S = 0.5
 
 # The id of a response contains the index of the process that keeps it.
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{3})[0-9a-f]{32}")
@@ -32,6 +33,7 @@ class SharedResponses:
     def __init__(self, local: LocalResponses, peers: Peers | None) -> None:
         self.local = local
         self._peers = peers
+        self._readers = RemoteReaders()
         if peers is not None:
             peers.add_topic(TOPIC, self._answer)
 
@@ -67,17 +69,31 @@ class SharedResponses:
             InvalidRequestError: The response was not created in the background and as a stream.
         """
         owner = current_client.get().tenant  # now: the events are read in another context
-        return self._follow(response_id, owner, start, await self._ask("events", response_id, start, owner))
+        return self._follow(response_id, owner, await self._open(response_id, owner, start))
 
-    async def _follow(self, response_id: str, owner: str, start: int, batch: Sequence[Any]) -> AsyncIterator[bytes]:
-        while True:
-            events, is_last = batch
-            for event in events:
-                yield _to_bytes(event)
-            if is_last:
-                return
-            start += len(events)
-            batch = await self._ask("events", response_id, start, owner)
+    async def _open(self, response_id: str, owner: str, start: int) -> Reader:
+        index, peers = self._keeper(response_id), self._peers
+        if index is None or peers is None:
+            return self.local.open_events(response_id, owner, start)
+        opened = await self._ask("events", response_id, start, owner)
+        return RemoteReader(lambda text: peers.ask_one(index, f"{TOPIC} {text}"), opened, start)
+
+    async def _follow(self, response_id: str, owner: str, reader: Reader) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                try:
+                    batch = await reader.read()
+                except StreamAwayError:  # this one has not read for long, or the process has ended
+                    reader = await self._open(response_id, owner, reader.position)
+                    continue
+                for event in batch.parts:
+                    yield event
+                if batch.is_last:
+                    return
+        except FailedError as error:
+            yield numbered_error_event(ErrorAnswer(**error.fields), max(0, reader.position - 1))
+        finally:
+            await reader.aclose()
 
     async def find_items(self, item_ids: Sequence[str]) -> dict[str, Item]:
         """The items with these ids, of any response of the current client."""
@@ -116,7 +132,10 @@ class SharedResponses:
     async def _know(self, what: str, subject: str, owner: str, start: int) -> Any:
         local = self.local
         if what == "events":
-            return await local.read_events(subject, owner, start)
+            try:
+                return self._readers.add(local.open_events(subject, owner, start))
+            except UnknownStreamError:
+                raise ServerOverloadedError("too many readers in other processes") from None
         asked: dict[str, Callable[[str, str], Awaitable[Any]]] = {
             "fetch": local.fetch,
             "cancel": local.cancel,
@@ -129,24 +148,18 @@ class SharedResponses:
 
     async def _answer(self, question: str) -> dict[str, Any]:
         """The answer to a peer: a JSON value, or an error."""
-        what, subject, start, *owner = question.split(" ")  # without API keys the owner is empty
+        what, *words = question.split(" ")
+        if what in READING:
+            found: dict[str, Any] = await self._readers.answer(what, words)
+            return found
+        subject, start, *owner = words  # without API keys the owner is empty
         try:
-            value = await self._know_soon(what, subject, owner[0] if owner else "", int(start))
+            value = await self._know(what, subject, owner[0] if owner else "", int(start))
         except Exception as error:  # noqa: BLE001 (any error is sent to the other process)
             answer = answer_to(error, subject)
             fields = {"status": answer.status, "type": answer.type, "code": answer.code, "param": answer.param}
             return {"error": fields | {"message": answer.message}}
         return {"value": _to_json(value)}
-
-    async def _know_soon(self, what: str, subject: str, owner: str, start: int) -> Any:
-        """The answer to a peer; it asks again for events that take longer than a peer waits."""
-        if what != "events":
-            return await self._know(what, subject, owner, start)
-        try:
-            async with asyncio.timeout(MAX_WAIT_S):
-                return await self._know(what, subject, owner, start)
-        except TimeoutError:
-            return [], False
 
 
 def _to_json(value: Any) -> Any:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.state.answer_source import AnswerSource
+from llmstack_server.state.stream_record import Head, StreamRecord
 from llmstack_server.web.sse import encode_json
 from llmstack_types import ServerOverloadedError
 
+if TYPE_CHECKING:
+    from llmstack_server.state.kept_rows import KeptRequest
+
 Item = dict[str, Any]
+# Not as a stream, of which a later reader takes the place of the one before.
+_HEAD: Final = Head(200, (), is_stream=False)
 
 
 class StoredItem(NamedTuple):
@@ -33,11 +38,11 @@ class StoredResponse:
         input_items: The input, earlier turns first. Turns of one conversation share their items.
         output_items: The output; empty while the response runs.
         data: The whole object as JSON bytes; while the response runs, the object as it began.
-        events: The log of events, of a response that can be streamed again.
+        events: The events of a response that can be streamed again, for any number of readers.
         is_background: Whether it is generated in the background.
         is_running: True until its end; running responses are not evicted.
-        journal: The entry from which the response can be generated again, as JSON; empty where there is none.
-        source: The source of its events while it runs, where they and the journal are kept on a disk.
+        request: From which it can be generated again while it runs, where it is kept on a disk: without its input.
+        source: The source of its events, where there is such a request.
         ended_s: When it ended, on the clock of the store.
         num_bytes: Its size as counted by the store.
     """
@@ -47,10 +52,10 @@ class StoredResponse:
     input_items: tuple[StoredItem, ...]
     output_items: tuple[StoredItem, ...] = ()
     data: bytes = b""
-    events: EventLog | None = None
+    events: StreamRecord | None = None
     is_background: bool = False
     is_running: bool = False
-    journal: bytes = b""
+    request: KeptRequest | None = None
     source: AnswerSource | None = None
     ended_s: float | None = None
     num_bytes: int = field(default=0, init=False)
@@ -58,9 +63,17 @@ class StoredResponse:
     def measure(self) -> int:
         """The bytes it keeps alive at most; items that several turns share count in each."""
         items = sum(len(item.data) for item in (*self.input_items, *self.output_items))
-        events = 0 if self.events is None else self.events.num_bytes
+        events = 0 if self.events is None else self.events.parts.num_bytes
         cuts = 0 if self.source is None else self.source.num_bytes
-        return len(self.data) + len(self.journal) + items + events + cuts
+        body = 0 if self.request is None else len(self.request.body)
+        return len(self.data) + body + items + events + cuts
+
+
+def events_of(response_id: str, owner: str, events: Sequence[bytes] = ()) -> StreamRecord:
+    """The record of the events of one response, in the order of their sequence numbers from 0."""
+    record = StreamRecord(response_id, owner)
+    record.restore(_HEAD, events)
+    return record
 
 
 class StoreObserver(Protocol):
@@ -180,8 +193,8 @@ class ResponseStore:
         is_here = self._responses.get(stored.id) is stored
         if is_here:
             self._shares[stored.owner].add(stored, -1)
-        stored.data, stored.output_items, stored.is_running, stored.journal = data, output_items, False, b""
-        stored.ended_s, stored.source = self._clock(), None
+        stored.data, stored.output_items, stored.is_running = data, output_items, False
+        stored.ended_s, stored.request, stored.source = self._clock(), None, None
         if is_here:
             self._shares[stored.owner].add(stored)
             self._items.add(stored.owner, output_items)

@@ -12,7 +12,7 @@ from llmstack_server.web.errors import missing_parameter
 from llmstack_types import StructuredOutputsParams
 
 
-def chat_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def chat_tools(tools: Sequence[dict[str, object]] | None) -> list[dict[str, object]]:
     """The functions in the form of chat completions.
 
     Raises:
@@ -21,7 +21,7 @@ def chat_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
     return [_chat_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools or ())]
 
 
-def _chat_tool(param: str, tool: dict[str, Any]) -> dict[str, Any]:
+def _chat_tool(param: str, tool: dict[str, object]) -> dict[str, object]:
     kind = tool.get("type")
     if kind is None:
         raise missing_parameter(f"{param}.type")
@@ -36,7 +36,7 @@ def _chat_tool(param: str, tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
 
-def chat_tool_choice(choice: Any, tools: Sequence[dict[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
+def chat_tool_choice(choice: object, tools: Sequence[dict[str, object]]) -> tuple[object, list[dict[str, object]]]:
     """The choice in the form of chat completions, and the `tools` that may be called.
 
     Raises:
@@ -57,7 +57,7 @@ def chat_tool_choice(choice: Any, tools: Sequence[dict[str, Any]]) -> tuple[Any,
     raise request_errors.unsupported_value("tool_choice.type", reason)
 
 
-def _allowed_tools(choice: dict[str, Any], tools: Sequence[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+def _allowed_tools(choice: dict[str, object], tools: Sequence[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
     mode, allowed = choice.get("mode", "auto"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise request_errors.invalid_value("tool_choice.mode", "expected 'auto' or 'required'")
@@ -71,7 +71,7 @@ def _allowed_tools(choice: dict[str, Any], tools: Sequence[dict[str, Any]]) -> t
     return mode, [tool for tool in tools if tool["function"]["name"] in names]
 
 
-def _name(param: str, value: Any) -> str:
+def _name(param: str, value: object) -> str:
     if not isinstance(value, dict):
         raise request_errors.invalid_type(param, "an object", value)
     name = value.get("name")

@@ -29,32 +29,20 @@ class BatchOptions(OptionGroup):
     title = "Batch"
 
     input_file: str = option(
-        "",
-        flag="--input-file",
-        short="-i",
-        metavar="FILE",
-        help="requests, one JSON object per line; - is standard input",
+        "", short="-i", metavar="FILE", help="requests, one JSON object per line; - is standard input"
     )
-    output_file: str = option(
-        "", flag="--output-file", short="-o", metavar="FILE", help="file to append answers to; - is standard output"
-    )
-    url: str | None = option(
-        None, flag="--url", metavar="URL", help="server to ask; without it the model runs in this command"
-    )
+    output_file: str = option("", short="-o", metavar="FILE", help="file to append answers to; - is standard output")
+    url: str | None = option(None, metavar="URL", help="server to ask; without it the model runs in this command")
     api_key: str | None = option(
         None,
-        flag="--api-key",
         secret=True,
         environment=("VLLM_API_KEY",),
         metavar="KEY",
         help="API key of the server at --url; prefer LLMSTACK_API_KEY",
     )
-    max_concurrency: int = option(
-        128, flag="--max-concurrency", at_least=1, metavar="N", help="maximum concurrent requests"
-    )
+    max_concurrency: int = option(128, at_least=1, help="maximum concurrent requests")
     log_level: LogLevel = option(
         "warning",
-        flag="--log-level",
         ignores_case=True,
         environment=("LLMSTACK_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL"),
         help="log level of llmstack",

@@ -27,32 +27,25 @@ class TranscribeOptions(OptionGroup):
 
     title = "Transcripts"
 
-    format: Literal["text", "srt", "vtt"] = option("text", flag="--format", help="plain text, or subtitles")
+    format: Literal["text", "srt", "vtt"] = option("text", help="plain text, or subtitles")
     output_dir: str | None = option(
-        None, flag="--output-dir", short="-o", metavar="FOLDER", help="folder for a file each (default: print them)"
+        None, short="-o", metavar="FOLDER", help="folder for a file each (default: print them)"
     )
     language: str | None = option(
-        None, flag="--language", metavar="CODE", help="language that is spoken, such as de (default: it is detected)"
+        None, metavar="CODE", help="language that is spoken, such as de (default: it is detected)"
     )
     translates: bool = option(False, flag="--translate", help="write it in English")
-    prompt: str | None = option(
-        None, flag="--prompt", metavar="TEXT", help="text that goes before, such as one that spells names"
-    )
-    url: str | None = option(
-        None, flag="--url", metavar="URL", help="server to ask; without it the model runs in this command"
-    )
-    model_name: str | None = option(
-        None, flag="--model-name", metavar="NAME", help="model of the server at --url (default: its first one)"
-    )
+    prompt: str | None = option(None, metavar="TEXT", help="text that goes before, such as one that spells names")
+    url: str | None = option(None, metavar="URL", help="server to ask; without it the model runs in this command")
+    model_name: str | None = option(None, metavar="NAME", help="model of the server at --url (default: its first one)")
     api_key: str | None = option(
         None,
-        flag="--api-key",
         secret=True,
         environment=("VLLM_API_KEY", "OPENAI_API_KEY"),
         metavar="KEY",
         help="API key of the server at --url; prefer LLMSTACK_API_KEY",
     )
-    log_level: LogLevel = option("warning", flag="--log-level", ignores_case=True, help="log level of llmstack")
+    log_level: LogLevel = option("warning", ignores_case=True, help="log level of llmstack")
 
 
 def _flag_alone(one: Option) -> Option:

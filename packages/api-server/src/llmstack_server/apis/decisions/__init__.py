@@ -1,0 +1,1 @@
+"""OpenAI's Decisions API: probabilities of the answers to typed questions."""

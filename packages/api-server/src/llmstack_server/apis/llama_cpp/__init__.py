@@ -1,0 +1,1 @@
+"""Routes of llama.cpp's server beside OpenAI's API: text for a gap."""
