@@ -1,11 +1,12 @@
-"""Seconds of Whisper here and in faster-whisper, with equal weights, in turns: one file alone, and many at once.
+"""Seconds of Whisper here and in a peer, with equal weights, in turns: one file alone, and many at once.
 
-python benchmarks/speech_peer.py MODEL CT2_MODEL FILE.wav --peer-python ENVIRONMENT/bin/python
+python benchmarks/speech_peer.py MODEL PEER_MODEL FILE.wav --peer-python ENVIRONMENT/bin/python
 
-`MODEL` is a folder in the form of transformers, `CT2_MODEL` the same weights for CTranslate2. The file has 16 kHz and
-at most 30 seconds. The peer runs in an environment of its own with `faster-whisper`. Processor seconds are those of
-all threads: on a busy machine they tell more than the clock. Each copy of the file has another loudness, so that none
-is found.
+`MODEL` is a folder in the form of transformers, `PEER_MODEL` the same weights in the peer's form: for faster-whisper a
+folder of CTranslate2, for whisper.cpp the file that `benchmarks/whisper_cpp.py` writes. The sound has 16 kHz and at
+most 30 seconds. The peer runs in an environment of its own with `faster-whisper` or `pywhispercpp`. Processor seconds
+are those of all threads: on a busy machine they tell more than the clock. Each copy of the file has another loudness,
+so that none is found. All sides predict times.
 """
 
 from __future__ import annotations
@@ -23,21 +24,32 @@ import numpy as np
 
 from llmstack_llm import LLM, SamplingParams
 
-PEER = """
-import json, sys, time
-import numpy as np
+FASTER_WHISPER = """
 from faster_whisper import WhisperModel
-options = json.loads(sys.argv[1])
 model = WhisperModel(options["model"], device="cpu", compute_type=options["type"], cpu_threads=options["threads"])
+def transcribe(samples):
+    segments, _ = model.transcribe(
+        samples, language="en", beam_size=1, temperature=0.0, condition_on_previous_text=False
+    )
+    return "".join(segment.text for segment in segments)
+"""
+WHISPER_CPP = """
+from pywhispercpp.model import Model
+model = Model(options["model"], n_threads=options["threads"], redirect_whispercpp_logs_to=None)
+def transcribe(samples):
+    segments = model.transcribe(
+        samples, language="en", temperature_inc=0.0, greedy={"best_of": 1}, print_progress=False
+    )
+    return " ".join(segment.text for segment in segments)
+"""
+PEERS = {"faster-whisper": FASTER_WHISPER, "whisper.cpp": WHISPER_CPP}
+BEFORE = "import json, sys, time; import numpy as np; options = json.loads(sys.argv[1])"
+TURNS = """
 for line in sys.stdin:
     path, gains = json.loads(line)
     samples = np.load(path)
-    wall, processor, texts = time.perf_counter(), time.process_time(), []
-    for gain in gains:
-        segments, _ = model.transcribe(
-            samples * np.float32(gain), language="en", beam_size=1, temperature=0.0, condition_on_previous_text=False
-        )
-        texts.append("".join(segment.text for segment in segments))
+    wall, processor = time.perf_counter(), time.process_time()
+    texts = [transcribe(samples * np.float32(gain)) for gain in gains]
     print(json.dumps([time.perf_counter() - wall, time.process_time() - processor, texts]), flush=True)
 """
 
@@ -45,8 +57,8 @@ for line in sys.stdin:
 class Peer:
     """A process of the peer, which transcribes one copy of the file after the other."""
 
-    def __init__(self, python: str, options: dict[str, Any]) -> None:
-        command = [python, "-c", PEER, json.dumps(options)]
+    def __init__(self, python: str, name: str, options: dict[str, Any]) -> None:
+        command = [python, "-c", "\n".join([BEFORE, PEERS[name], TURNS]), json.dumps(options)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, path: str, gains: list[float]) -> list[Any]:
@@ -80,12 +92,13 @@ def run_ours(llm: LLM, samples: Any, gains: list[float]) -> list[Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("model", "ct2_model", "file"):
+    for name in ("model", "peer_model", "file"):
         parser.add_argument(name)
+    parser.add_argument("--peer", choices=PEERS, default="faster-whisper")
     parser.add_argument("--peer-python", required=True)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quantization")
-    parser.add_argument("--compute-type", default="float32")
+    parser.add_argument("--compute-type", default="float32", help="of faster-whisper")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--copies", type=int, default=16)
@@ -100,8 +113,8 @@ def main() -> None:
 
 def compare(args: argparse.Namespace, samples: Any, path: str) -> None:
     """Runs both in turns, and prints medians."""
-    options = {"model": args.ct2_model, "type": args.compute_type, "threads": args.threads}
-    peer = Peer(args.peer_python, options)
+    options = {"model": args.peer_model, "type": args.compute_type, "threads": args.threads}
+    peer = Peer(args.peer_python, args.peer, options)
     with LLM(args.model, dtype=args.dtype, quantization=args.quantization) as llm:
         turn = 0
         for count in (1, args.copies):

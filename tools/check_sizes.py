@@ -22,10 +22,10 @@ TESTS = ("packages/*/tests/**/*.py", "packages/*/benchmarks/**/*.py", "benchmark
 
 # What is over a limit today. It may only shrink: the number is raised for nothing, and what fits leaves the list.
 LARGE = {
-    "packages/core-scheduler/src/llmstack_core_scheduler/scheduler.py:Scheduler": 350,
+    "packages/core-scheduler/src/llmstack_core_scheduler/scheduler.py:Scheduler": 330,
     "packages/engine-client/src/llmstack_engine_client/recovery/recovering.py:RecoveringClient": 350,
     "packages/engine-client/src/llmstack_engine_client/replicas/reloading.py:ReloadingClient": 360,
-    "packages/kernels/src/llmstack_kernels/linear/native.h": 540,
+    "packages/kernels/src/llmstack_kernels/linear/native.h": 493,
     "packages/kernels/src/llmstack_kernels/linear/native_stored.cpp": 410,
     "packages/kv-cache/src/llmstack_kv_cache/kv_cache_manager.py:KVCacheManager": 330,
     "packages/kv-cache/src/llmstack_kv_cache/prefix_index.py:PrefixIndex": 270,
@@ -33,7 +33,6 @@ LARGE = {
     "packages/llm/src/llmstack_llm/async_llm.py:AsyncLLM.__init__": 12,
     "packages/llm/src/llmstack_llm/engine_args.py:EngineArgs": 300,
     "packages/llm/src/llmstack_llm/engine_front_end.py:EngineFrontEnd": 360,
-    "packages/llm/src/llmstack_llm/engine_options/processes.py:EngineProcessOptions": 290,
     "packages/llm/src/llmstack_llm/input_processor.py:InputProcessor": 310,
     "packages/llm/src/llmstack_llm/offline/llm.py:LLM": 320,
     "packages/llm/src/llmstack_llm/offline/llm_engine.py:LLMEngine": 270,
@@ -43,14 +42,14 @@ LARGE = {
     "packages/model-runner/src/llmstack_model_runner/model_runner.py:ModelRunner": 330,
     "packages/model-runner/src/llmstack_model_runner/steps/host_steps.py:HostSteps.__init__": 12,
     "packages/model-runner/src/llmstack_model_runner/steps/input_batch.py:InputBatch": 260,
-    "packages/parallel/src/llmstack_parallel/runner.py:ParallelRunner": 300,
+    "packages/parallel/src/llmstack_parallel/runner.py:ParallelRunner": 265,
 }
 # The word in the code of a package. A `TypedDict`, a Protocol or `object` says more.
 MAX_ANY = {
-    "api-server": 588,
-    "engine-client": 24,
-    "engine-core": 90,
-    "llm": 287,
+    "api-server": 366,
+    "engine-client": 17,
+    "engine-core": 33,
+    "llm": 205,
 }
 SLACK = 10
 """Lines that a number here may lie above what it stands for, so that not every change has to lower it."""

@@ -11,6 +11,8 @@ from generated_page import write_page
 from pydantic import BaseModel
 
 from llmstack_server.apis.anthropic.protocol import KNOWN, CountTokensRequest, MessagesRequest
+from llmstack_server.apis.llama_cpp.protocol import FIELDS as INFILL
+from llmstack_server.apis.llama_cpp.protocol import InfillRequest
 from llmstack_server.apis.openai.protocol import (
     BATCH,
     CHAT,
@@ -46,6 +48,7 @@ ROUTES: Mapping[str, tuple[type[BaseModel], Mapping[str, Predicate]]] = {
     "/v1/chat/completions": (ChatCompletionRequest, CHAT),
     "/v1/chat/completions/batch": (BatchChatRequest, BATCH),
     "/v1/completions": (CompletionRequest, COMPLETIONS_OF_VECTORS),
+    "/infill": (InfillRequest, INFILL),
     "/v1/responses": (ResponseRequest, UNSUPPORTED),
     "/v1/messages": (MessagesRequest, KNOWN),
     "/v1/messages/count_tokens": (CountTokensRequest, KNOWN),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,12 +60,15 @@ def tree_cpu_s(pid: int, proc: Path = PROC) -> float:
 
 
 def stop_group(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Terminates a process that leads its own group: SIGTERM, then SIGKILL for the group.
+    """Terminates a process that leads its own group, also a suspended one: SIGTERM, then SIGKILL for the group.
 
     Returns whether the process ended within `timeout_s` of SIGTERM. No process of the group remains in any case.
     """
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
+        for pid in tree_pids(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)  # a measurement that was cut short has left it suspended
     try:
         process.wait(timeout_s)
         has_ended = True

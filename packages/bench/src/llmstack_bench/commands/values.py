@@ -75,7 +75,7 @@ def dataset_name(text: str) -> str:
 
 
 def backend(text: str) -> str:
-    """The name of what is measured, unless it is one that has no load here."""
+    """The name of a backend to measure; backends without a load generator here are refused."""
     reason = refused_value("--backend", text)
     if reason is not None:
         raise argparse.ArgumentTypeError(f"'{text}': {reason}")
