@@ -8,37 +8,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from model_runner_helpers import tiny_configs as tiny
 
 from llmstack_llm import LLM, SamplingParams
 
 VOCAB_SIZE = 97
 NUM_OUTPUT_TOKENS = 12
-SHARED_PREFIX = [(7 * i + 3) % VOCAB_SIZE for i in range(20)]
-PROMPTS = [SHARED_PREFIX + [(11 * i + j) % VOCAB_SIZE for j in range(1 + 3 * i)] for i in range(6)]
+PROMPTS = tiny.PROMPTS
 
-LLAMA: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-GPT2 = {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "initializer_range": 0.3}
-OPT = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "word_embed_proj_dim": 32,
-    "ffn_dim": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "init_std": 0.3,
-}
+LLAMA: dict[str, Any] = tiny.LLAMA | tiny.NO_ENDS | {"max_position_embeddings": 128}
+GPT2 = tiny.GPT2 | {"n_positions": 128}
+OPT = tiny.OPT | {"max_position_embeddings": 128}
 GEMMA = LLAMA | {"head_dim": 16, "initializer_range": 0.1, "query_pre_attn_scalar": 5, "sliding_window": 16}
 # Two layers of each kind of heads, of which the last four read the keys and values of earlier ones.
 GEMMA4 = GEMMA | {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from model_runner_helpers import tiny_configs as tiny
 
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
 from llmstack_step_log import read_step_log
@@ -15,18 +16,11 @@ from llmstack_step_log.replay import verify
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 VOCAB_SIZE = 97
-BASE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+BASE: dict[str, Any] = (
+    {name: value for name, value in tiny.LLAMA.items() if name not in ("num_hidden_layers", "intermediate_size")}
+    | tiny.NO_ENDS
+    | {"hidden_size": 64, "head_dim": 16, "max_position_embeddings": 512, "pad_token_id": None}
+)
 LLAMA = BASE | {"num_hidden_layers": 2, "intermediate_size": 96}
 GEMMA3 = LLAMA | {"num_hidden_layers": 7, "sliding_window_pattern": 6, "sliding_window": 32}
 LFM2 = {name: value for name, value in BASE.items() if name != "head_dim"} | {

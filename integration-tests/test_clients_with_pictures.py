@@ -34,8 +34,7 @@ def answer(server: Any, num_tokens: int) -> str:
 
 
 def test_openai_for_python(server: Any) -> None:
-    openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    client = server.client
     messages: Any = [{"role": "user", "content": picture_model.parts((1,))}]
     found = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=12)
     assert found.choices[0].message.content == answer(server, 12)
@@ -51,13 +50,13 @@ def test_openai_for_python(server: Any) -> None:
 
 def test_anthropic_for_python(server: Any) -> None:
     anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     media_type, data = PICTURE.removeprefix("data:").split(";base64,")
     source = {"type": "base64", "media_type": media_type, "data": data}
     content = [{"type": "image", "source": source}, {"type": "text", "text": picture_model.QUESTION}]
-    found = client.messages.create(
-        model=MODEL, max_tokens=12, messages=[{"role": "user", "content": content}], extra_body={"temperature": 0}
-    )
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        found = client.messages.create(
+            model=MODEL, max_tokens=12, messages=[{"role": "user", "content": content}], extra_body={"temperature": 0}
+        )
     assert found.content[0].text == answer(server, 12)
 
 

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from state_tokens import VOCAB_SIZE, check_adapter, check_captured_decodes, tokens_of, tokens_of_transformers
+from state_tokens import (
+    VOCAB_SIZE,
+    check_adapter,
+    check_captured_decodes,
+    cuts,
+    new_model,
+    tokens_of,
+    tokens_of_transformers,
+)
 
 from llmstack_kernels.testing import runs_native_kernels
 
@@ -28,9 +36,7 @@ MODELS = {"next": ("Qwen3NextForCausalLM", {"intermediate_size": 48, "mlp_only_l
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """With the names and the older configuration of the hub: a tensor per expert, no `layer_types`."""
     architecture, others = MODELS[request.param]
-    model_class = getattr(transformers, architecture)
-    torch.manual_seed(3)
-    model = model_class(model_class.config_class(**SIZES, **others)).eval()
+    model = new_model(architecture, SIZES | others)
     folder = tmp_path_factory.mktemp("delta_nets")
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -46,17 +52,10 @@ def expected(checkpoint: tuple[Path, Any]) -> list[list[int]]:
     return tokens_of_transformers(checkpoint[1])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 23},
-        pytest.param({"max_num_batched_tokens": 7, "max_num_seqs": 7}, marks=pytest.mark.full),
-        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.full),
-        pytest.param({"tensor_parallel_size": 2, "enable_expert_parallel": True}, marks=pytest.mark.full),
-        pytest.param({"pipeline_parallel_size": 2}, marks=pytest.mark.full),
-    ],
-    ids=str,
-)
+RANKS = {"tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize("options", cuts(RANKS, RANKS | {"enable_expert_parallel": True}), ids=str)
 def test_greedy_tokens_are_those_of_transformers(
     checkpoint: tuple[Path, Any], expected: list[list[int]], options: dict[str, Any]
 ) -> None:

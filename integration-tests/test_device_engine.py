@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_engine
 
-from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
+from llmstack_engine_core import EngineCore, SpeculativeConfig
 from llmstack_engine_core.testing import check_model_runner
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
@@ -19,7 +20,7 @@ stand_ins = pytest.importorskip("model_runner_helpers.cpu_stand_in")
 pytestmark = pytest.mark.skipif(native.library() is None, reason="equality to the bit needs the native kernels")
 
 STAND_IN = "model_runner_helpers.cpu_stand_in:StandInModelRunner"
-LIMITS: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 5, "max_num_batched_tokens": 32}
+LIMITS = {"max_num_seqs": 5, "max_num_batched_tokens": 32}
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 48, "intermediate_size": 56,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -28,11 +29,7 @@ LLAMA = {
 LFM2 = LLAMA | {
     "architectures": ["Lfm2ForCausalLM"], "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False,
 }  # fmt: skip
-PARAMS = {
-    "greedy": SamplingParams(temperature=0.0),
-    "seeded": SamplingParams(temperature=0.7, seed=1),
-    "nucleus": SamplingParams(temperature=1.0, seed=2, top_p=0.7, logprobs=2),
-    "penalised": SamplingParams(temperature=0.0, frequency_penalty=0.4, repetition_penalty=1.1),
+PARAMS = small_engine.PARAMS | {
     "stopped": SamplingParams(temperature=0.0, min_tokens=7, stop_token_ids=tuple(range(0, 97, 3))),
     "biased": SamplingParams(temperature=1.0, seed=3, logit_bias={5: 2.0}),
 }
@@ -53,17 +50,13 @@ def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def build(model_path: str, runner: str, speculative: SpeculativeConfig | None = None, **changes: Any) -> EngineCore:
-    num_drafts = 0 if speculative is None else speculative.num_speculative_tokens
-    model = ModelRunnerConfig(model_path, block_size=4, device="cpu", max_num_drafts=num_drafts, **LIMITS)
-    scheduler = SchedulerConfig(speculative=speculative, **LIMITS)
-    return build_engine_core(EngineConfig(model, runner=runner, scheduler=scheduler, **{"num_blocks": 144} | changes))
+    return small_engine.build(model_path, speculative, LIMITS, runner=runner, **changes)
 
 
 def run(core: EngineCore) -> dict[str, list[object]]:
     """Tokens and log-probabilities of all requests; one of them is aborted in the midst of its decode."""
     generated: dict[str, list[object]] = {}
-    for number in range(2):
-        prompt = [11, 22, 33, 44 + number, 55] * 3 + [11, 22]
+    for number, prompt in enumerate(small_engine.PROMPTS):
         for name, params in PARAMS.items():
             generated[f"{name}-{number}"] = []
             core.add_request(EngineCoreRequest(f"{name}-{number}", prompt[: 17 - 6 * number], params))

@@ -18,7 +18,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT
 OF_OTHERS = ("bench.md", "benchmark-history.md", "kernels.md")
 OF_OTHERS += tuple(page.name for page in PAGES if page.name.startswith("benchmarks"))
 # Flags of scripts of this repository, of pip and of torchrun, and what stands for any flag.
-OTHERS = {"--find-links", "--flag", "--no", "--no-flag", "--nproc-per-node", "--sample", "--start", "--work"}
+OTHERS = {
+    "--find-links", "--flag", "--no", "--no-flag", "--nproc-per-node", "--sample", "--short", "--small", "--start",
+    "--work",
+}  # fmt: skip
 
 
 @cache

@@ -6,45 +6,29 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small_engine
 import state_engine
+from small_engine import LLAMA, requests
 
-from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
+from llmstack_engine_core import EngineCore, SpeculativeConfig
 from llmstack_step_log import read_step_log
 from llmstack_step_log.replay import verify
-from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
+from llmstack_types import EngineCoreRequest, SamplingParams
 
 testing = pytest.importorskip("llmstack_model_runner.testing")
 transformers = pytest.importorskip("transformers")
 stand_ins = pytest.importorskip("model_runner_helpers.cpu_stand_in")
 
-LIMITS: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 6, "max_num_batched_tokens": 64}
 NUM_DRAFTS = 4
 MAX_TOKENS = 32
-VARIANTS: dict[str, dict[str, Any]] = {
-    "roomy": {},
-    "preemption": {"num_blocks": 26},
-    "swap": {"num_blocks": 26, "num_host_blocks": 64},
-    "no prefix cache": {"enable_prefix_caching": False},
-    "small chunks": {"limits": {"max_num_batched_tokens": 9}},
+VARIANTS = small_engine.VARIANTS | {
     "on a device": {"runner": "model_runner_helpers.cpu_stand_in:StandInModelRunner"},
 }
-LLAMA = {
-    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3, "bos_token_id": None,
-    "eos_token_id": None,
-}  # fmt: skip
-PARAMS = {
-    "greedy": SamplingParams(temperature=0.0),
-    "seeded": SamplingParams(temperature=0.7, seed=1),
-    "nucleus": SamplingParams(temperature=1.0, seed=2, top_p=0.7, logprobs=2),
-    "penalised": SamplingParams(temperature=0.0, frequency_penalty=0.4, repetition_penalty=1.1),
-    "stopped": SamplingParams(temperature=0.0, min_tokens=20, stop_token_ids=tuple(range(0, 97, 3))),
-}
+MODEL = LLAMA | {"hidden_size": 64, "max_position_embeddings": 256}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
 
@@ -59,23 +43,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, (seed, values) in others.items():
         folder = tmp_path_factory.mktemp("model")
         transformers.set_seed(seed)
-        transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA | values)).save_pretrained(folder)
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**MODEL | values)).save_pretrained(folder)
         found[name] = str(folder)
     folder = tmp_path_factory.mktemp("states")
     state_engine.write_checkpoint(folder)
     return found | {"with states": str(folder)}
 
 
-def build(model_path: str, draft: str = "", limits: dict[str, Any] | None = None, **changes: Any) -> EngineCore:
-    values = LIMITS | (limits or {})
+def build(model_path: str, draft: str = "", **changes: Any) -> EngineCore:
     is_adaptive = changes.pop("is_adaptive", False)
-    speculative = SpeculativeConfig("draft_model", NUM_DRAFTS, model=draft, is_adaptive=is_adaptive) if draft else None
-    model = ModelRunnerConfig(
-        model_path, block_size=4, device="cpu", max_num_drafts=NUM_DRAFTS if draft else 0, draft_model_path=draft,
-        draft_max_model_len=64, **values,
-    )  # fmt: skip
-    scheduler = SchedulerConfig(speculative=speculative, **values)
-    return build_engine_core(EngineConfig(model, scheduler=scheduler, **({"num_blocks": 144} | changes)))
+    if not draft:
+        return small_engine.build(model_path, **changes)
+    speculative = SpeculativeConfig("draft_model", NUM_DRAFTS, model=draft, is_adaptive=is_adaptive)
+    model = {"draft_model_path": draft, "draft_max_model_len": 64}
+    return small_engine.build(model_path, speculative, model=model, **changes)
 
 
 def run(core: EngineCore, *requests: EngineCoreRequest) -> dict[str, list[float]]:
@@ -99,18 +80,9 @@ def check_equal(answers: dict[str, list[float]], expected: dict[str, list[float]
         assert values == pytest.approx(expected[name], abs=1e-4), name
 
 
-def requests() -> list[EngineCoreRequest]:
-    prompts = [[11, 22, 33, 44 + number, 55] * 3 + [11, 22] for number in range(2)]
-    return [
-        EngineCoreRequest(f"{kind} {number}", prompt, replace(params, max_tokens=MAX_TOKENS))
-        for number, prompt in enumerate(prompts)
-        for kind, params in PARAMS.items()
-    ]
-
-
 @pytest.fixture(scope="module")
 def plain(models: dict[str, str]) -> dict[str, list[float]]:
-    return run(build(models["served"]), *requests())
+    return run(build(models["served"]), *requests(MAX_TOKENS))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -120,7 +92,7 @@ def test_no_text_depends_on_a_draft_model(
 ) -> None:
     path = tmp_path / "run.steps"
     core = build(models["served"], models[draft], record_steps=str(path), **VARIANTS[variant])
-    answers, stats = run(core, *requests()), core.stats()
+    answers, stats = run(core, *requests(MAX_TOKENS)), core.stats()
     core.shutdown()
     check_equal(answers, plain)
     assert stats.num_draft_tokens > 0
@@ -149,15 +121,15 @@ def test_every_greedy_draft_of_the_served_model_itself_is_right(models: dict[str
 
 def test_a_draft_model_that_costs_too_much_is_not_asked(models: dict[str, str], plain: dict[str, list[float]]) -> None:
     core = build(models["served"], models["served"], is_adaptive=True)
-    check_equal(run(core, *requests()), plain)
+    check_equal(run(core, *requests(MAX_TOKENS)), plain)
     assert core.stats().num_draft_tokens == 0  # each draft takes as long as the step that it may spare
 
 
 def test_a_cheap_draft_model_is_asked_while_it_is_right(models: dict[str, str], plain: dict[str, list[float]]) -> None:
     core = build(models["served"], models["other"], is_adaptive=True)
     fixed = build(models["served"], models["other"])
-    check_equal(run(core, *requests()), plain)
-    check_equal(run(fixed, *requests()), plain)
+    check_equal(run(core, *requests(MAX_TOKENS)), plain)
+    check_equal(run(fixed, *requests(MAX_TOKENS)), plain)
     assert core.stats().num_draft_tokens < 0.3 * fixed.stats().num_draft_tokens
 
 
@@ -197,9 +169,9 @@ def test_a_server_drafts_by_a_model_and_goes_on_after_a_crash(serve: Callable[..
     prompt = "Once upon a time"
     with serve("--speculative-config", '{"method": "none"}') as server:
         model = server.client.models.list().data[0].id
-        expected = server.client.completions.create(model=model, prompt=prompt, max_tokens=100, temperature=0)
+        expected = server.client.completions.create(model=model, prompt=prompt, max_tokens=400, temperature=0)
     with serve(*options, "--max-engine-restarts", "3") as server:
-        asked: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": 100, "temperature": 0}
+        asked: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": 400, "temperature": 0}
         stream = server.client.completions.create(**asked, stream=True)
         chunks = [next(stream).choices[0].text for _ in range(4)]
         os.kill(server.engine_pid(), signal.SIGKILL)

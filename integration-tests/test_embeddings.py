@@ -14,6 +14,7 @@ import pytest
 import real_models
 import torch
 import transformers
+from model_runner_helpers import tiny_configs as tiny
 
 from llmstack_llm import LLM, EngineArgs, LLMEngine, PoolingParams, PoolingRequestOutput, SamplingParams
 from llmstack_llm.outputs.stats import IterationStats
@@ -26,17 +27,9 @@ from llmstack_types.vocabulary import ModelImpl
 SHARED_PREFIX = [(7 * i + 3) % 97 for i in range(20)]
 PROMPTS = [SHARED_PREFIX + [(11 * i + j) % 97 for j in range(1 + 5 * i)] for i in range(6)]
 TEXTS = ["a short one", "two words", "something much longer, for the sake of the batch", "a short one"]
-BERT = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
+BERT = tiny.BERT | {"vocab_size": 300}
 LLAMA = BERT | {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None, "max_position_embeddings": 128}
-GPT2 = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "initializer_range": 0.3}
+GPT2 = tiny.GPT2 | {"vocab_size": 300, "n_positions": 128}
 DECODERS = {"LlamaForCausalLM": ("LlamaConfig", LLAMA), "GPT2LMHeadModel": ("GPT2Config", GPT2)}
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("index.md", "packages.md", "coming-from-vllm.md"))]
 # Run by `make test-full`: each example is a process. test_wheels_alone.py runs the first one of each package.
 MORE_PAGES = [
-    *(ROOT / "docs" / name for name in ("responses-and-messages.md", "structured-output.md", "tools.md")),
+    *(ROOT / "docs" / name for name in ("responses-and-messages.md", "structured-output.md", "tools.md", "agents.md")),
     *(ROOT / "packages" / name / "README.md" for name in ("engine-core", "kv-cache", "media", "output-parsers")),
 ]
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import state_engine
 import torch
 import transformers
+from model_runner_helpers import tiny_configs as tiny
 
 from llmstack_core_scheduler import SpeculativeConfig
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
@@ -30,19 +32,9 @@ from llmstack_types import (
 
 VOCAB_SIZE = 97
 NULL_BLOCK = 0
-BASE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+BASE: dict[str, Any] = (
+    tiny.LLAMA | tiny.NO_ENDS | {"head_dim": 16, "max_position_embeddings": 512, "initializer_range": 0.2}
+)
 GEMMA3 = BASE | {"num_hidden_layers": 7, "sliding_window_pattern": 6, "sliding_window": 32, "query_pre_attn_scalar": 5}
 QWEN2 = BASE | {"num_hidden_layers": 4, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 32}
 MODELS = {
@@ -89,26 +81,11 @@ def build(folder: Path, num_blocks: int = 600, *, is_hybrid: bool = True, **chan
 
 
 def requests() -> Iterator[EngineCoreRequest]:
-    for number, prompt in enumerate(PROMPTS):
-        for index in range(2):  # the second one is a fork of the first
-            params = SamplingParams(
-                temperature=0.8 * index, seed=number, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=1
-            )
-            fork_of = f"0_{number}" if index else ""
-            yield EngineCoreRequest(f"{index}_{number}", prompt, params, fork_of=fork_of)
+    return state_engine.requests(PROMPTS, NUM_OUTPUT_TOKENS)
 
 
 def run(core: EngineCore, *arrivals: EngineCoreRequest) -> dict[str, list[Any]]:
-    """Each request's tokens and their log-probabilities."""
-    answers: dict[str, list[Any]] = {}
-    for request in arrivals or requests():
-        core.add_request(request)
-    while core.has_unfinished_requests():
-        for output in core.step().outputs:
-            assert output.error is None
-            sampled = zip(output.new_token_ids, output.logprobs or [], strict=True)
-            answers.setdefault(output.request_id, []).extend(sampled)
-    return answers
+    return state_engine.run(core, *(arrivals or requests()))
 
 
 def tokens_of(answers: dict[str, list[Any]], request_id: str) -> list[int]:

@@ -11,6 +11,7 @@ import picture_model
 import pytest
 import safetensors.torch
 import torch
+from model_folders import model_folder
 from picture_model import QUESTION, data_url, picture, reference_features
 
 from llmstack_llm.offline.llm import LLM
@@ -19,11 +20,7 @@ from llmstack_types import SamplingParams
 NUM_TOKENS = 8
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pictures") / "model"
-    picture_model.save_picture_model(path)
-    return path
+folder = model_folder(picture_model.save_picture_model)
 
 
 @pytest.fixture(scope="module")

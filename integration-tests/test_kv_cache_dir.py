@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 PROMPT = "Once upon a time there was a little boat on the sea. " * 12
 KEYS = ("alice", "bob")
+NUM_SESSIONS, LENGTH = 16, 200
 
 
 class Servers:
@@ -48,6 +51,24 @@ def metric(server: Any, key: str, name: str) -> float:
     return sum(map(float, found))
 
 
+def num_bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.name != "unfinished")
+
+
+def quiet(value: Callable[[], float], duration_s: float = 1.5) -> Callable[[], bool]:
+    """Whether a number above 0 has not changed for so long."""
+    last, changed_s = 0.0, time.monotonic()
+
+    def is_quiet() -> bool:
+        nonlocal last, changed_s
+        new = value()
+        if new != last:
+            last, changed_s = new, time.monotonic()
+        return last > 0 and time.monotonic() - changed_s > duration_s
+
+    return is_quiet
+
+
 def test_the_next_server_goes_on_from_the_prefixes_of_a_key(
     serve: Callable[..., Any], stories_path: Path, tmp_path: Path
 ) -> None:
@@ -79,3 +100,25 @@ def test_a_killed_engine_core_is_replaced_by_one_that_reads(
         found, _ = complete(server, "alice")
         assert found == text
         assert metric(server, "alice", "kv_cache_disk_tokens_total") > 100
+
+
+@pytest.mark.full
+def test_sessions_under_a_crash_go_on_from_their_blocks(
+    serve: Callable[..., Any], stories_path: Path, tmp_path: Path
+) -> None:
+    servers = Servers(serve, stories_path, tmp_path)
+    with servers.start("--max-engine-restarts", "2") as server, ThreadPoolExecutor(NUM_SESSIONS) as threads:
+        prompts = [f"This is story {number}. {PROMPT}" for number in range(NUM_SESSIONS)]
+        expected = [complete(server, "alice", prompt, max_tokens=LENGTH)[0] for prompt in prompts]
+        server.wait_for(quiet(lambda: num_bytes_in(tmp_path / "cache")), "all blocks on disk")
+        assert metric(server, "alice", "kv_cache_disk_tokens_total") == 0
+        again = [threads.submit(complete, server, "alice", prompt, max_tokens=LENGTH) for prompt in prompts]
+        running = "num_requests_running"
+        server.wait_for(lambda: metric(server, "alice", running) >= NUM_SESSIONS, "all sessions in the engine core")
+        pid = server.engine_pid()
+        os.kill(pid, signal.SIGKILL)
+        assert [one.result()[0] for one in again] == expected
+        assert server.engine_pids() not in ([], [pid])
+        read = metric(server, "alice", "kv_cache_disk_tokens_total")
+        assert read > 100 * NUM_SESSIONS, "every session reads its prompt"
+        assert metric(server, "alice", "kv_cache_disk_misses_total") == NUM_SESSIONS, "those of the first time"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from model_runner_helpers import tiny_configs as tiny
 
 from llmstack_demo_model import model_path
 from llmstack_llm import LLM, SamplingParams
@@ -20,13 +21,7 @@ from llmstack_llm import LLM, SamplingParams
 NUM_OUTPUT_TOKENS = 16
 SHARED_PREFIX = [(7 * i + 3) % 97 for i in range(33)]
 PROMPTS = [SHARED_PREFIX + [(11 * i + j) % 97 for j in range(1 + 5 * i)] for i in range(6)]
-CONFIG: dict[str, Any] = {
-    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "moe_intermediate_size": 24, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 8,
-    "n_shared_experts": 1, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "kv_lora_rank": 32,
-    "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "initializer_range": 0.3,
-    "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
+CONFIG: dict[str, Any] = tiny.DEEPSEEK | {"max_position_embeddings": 128}
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 ENGINES: dict[str, dict[str, Any]] = {
     **{f"blocks of {size}": {"block_size": size} for size in (1, 8, 16)},

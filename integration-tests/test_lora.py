@@ -30,7 +30,9 @@ def write(folder: Path, seed: int) -> Path:
 def test_prompts_and_beams_of_one_call_have_their_own_adapters(tmp_path: Path) -> None:
     requests = [None, *(LoRARequest(f"a{seed}", seed, str(write(tmp_path / f"{seed}", seed))) for seed in (1, 2))]
     params = SamplingParams(temperature=0.0, max_tokens=12)
-    with LLM(str(MODEL), enable_lora=True, max_loras=2, num_kv_blocks=64, max_model_len=64, dtype="float32") as llm:
+    # The penalty of the model's own file would be in the scores of beams.
+    options: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "num_kv_blocks": 64, "generation_config": "vllm"}
+    with LLM(str(MODEL), max_model_len=64, dtype="float32", **options) as llm:
         together = llm.generate([PROMPT] * 3, params, lora_request=requests, use_tqdm=False)
         texts = [output.outputs[0].text for output in together]
         assert len(set(texts)) == 3

@@ -10,6 +10,7 @@ from typing import Any
 
 import picture_model
 import pytest
+from model_folders import model_folder
 from picture_model import parts, reference_answer
 
 pytest.importorskip("gguf", reason="the library gguf is not installed")
@@ -22,11 +23,7 @@ NUM_TOKENS = 12
 ASKED: list[tuple[int, ...]] = [(0,), (1,), (0, 1), (1, 0)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("mmproj") / "model"
-    picture_model.save_picture_model(path)
-    return path
+folder = model_folder(picture_model.save_picture_model)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import urllib.request
 from pathlib import Path
@@ -164,6 +165,25 @@ def test_ollama(install: Install, place: list[object], tmp_path: Path) -> None:
     assert said["formatted"].keys() == {"a"}
     assert said["num_vectors"] == 2
     assert said["mistake"].startswith("404")
+
+
+def test_ollama_for_node(install: Install, place: list[object], tmp_path: Path) -> None:
+    folder = install(with_npm, "ollama@^0.6")
+    script = shutil.copy(CLIENTS / "ollama_node.mjs", folder)
+    said = json.loads(output_of(["node", script, *place], tmp_path))
+    assert said["models"] == said["running"] == ["llmstack-demo"]
+    assert "completion" in said["capabilities"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", said["version"])
+    assert said["whole"]
+    assert said["streamed"] == said["prompt"] == said["whole"]
+    assert said["numParts"] > 2
+    assert said["streamedCount"] == said["wholeCount"] == 10
+    assert said["raw"]
+    assert said["formatted"].keys() == {"a"}
+    assert said["numVectors"] == 2
+    assert said["left"] > 0, "a stream can be left"
+    assert said["mistake"].startswith("404")
+    assert "`nobody` does not exist" in said["mistake"]
 
 
 QUESTIONS: list[dict[str, Any]] = [

@@ -16,6 +16,7 @@ from typing import Any
 import picture_model
 import pytest
 from media_helpers.pictures import as_file
+from model_folders import model_folder
 from odd_pictures import COLOUR, OddPicture, odd_pictures, url_of
 
 from llmstack_llm.offline.llm import LLM
@@ -30,11 +31,7 @@ Answer = tuple[int, str] | str
 """Tokens of the prompt and the text, or the code of a refusal."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pictures") / "model"
-    picture_model.save_picture_model(path)
-    return path
+folder = model_folder(picture_model.save_picture_model)
 
 
 @pytest.fixture(scope="module")

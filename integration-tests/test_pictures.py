@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +10,14 @@ import numpy as np
 import openai
 import picture_model
 import pytest
+from media_chats import NUM_TOKENS, OPTIONS, ask, check_answers, check_killed_core, check_second_request, tokens
+from model_folders import model_folder
 from picture_model import data_url, parts, picture, reference_answer, reference_vector
 
-NUM_TOKENS = 12
 ASKED: list[tuple[int, ...]] = [(0,), (1,), (0, 1), (1, 0), ()]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pictures") / "model"
-    picture_model.save_picture_model(path)
-    return path
+folder = model_folder(picture_model.save_picture_model)
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +31,9 @@ def server(folder: Path, serve: Callable[..., Any]) -> Iterator[Any]:
         yield one
 
 
-def ask(server: Any, content: Any, **fields: Any) -> Any:
-    extra = {"ignore_eos": True, "return_token_ids": True}
-    return server.client.chat.completions.create(
-        model="m", messages=[{"role": "user", "content": content}], temperature=0,
-        max_tokens=fields.pop("max_tokens", NUM_TOKENS), extra_body=extra, **fields,
-    )  # fmt: skip
-
-
-def tokens(answer: Any, index: int = 0) -> list[int]:
-    return list(answer.choices[index].token_ids)
-
-
 def test_answers_are_those_of_transformers_alone_together_and_again(server: Any, reference: Any) -> None:
-    assert {seeds: tokens(ask(server, parts(seeds))) for seeds in reference} == reference
-    found = ask(server, parts((0, 1)))
-    assert tokens(found) == reference[0, 1]
-    assert found.usage.prompt_tokens_details.cached_tokens > 0
-    assert found.usage.prompt_tokens_details.image_tokens == 2 * 5 * 4  # four crops and the whole picture, 4 each
-    with ThreadPoolExecutor(8) as pool:
-        many = list(pool.map(lambda seeds: tokens(ask(server, parts(seeds))), [*reference] * 4))
-    assert many == [*reference.values()] * 4
-    several = ask(server, parts((1,)), n=3)
-    assert [tokens(several, index) for index in range(3)] == [reference[(1,)]] * 3
+    details = check_answers(server, parts, reference, 4)
+    assert details.image_tokens == 2 * 5 * 4  # four crops and the whole picture, 4 each
 
 
 def test_the_limits_are_said(server: Any) -> None:
@@ -78,21 +52,8 @@ def test_vectors_are_those_of_transformers(folder: Path, server: Any) -> None:
 
 
 def test_the_second_request_with_a_picture_costs_a_hash(server: Any) -> None:
-    ask(server, parts((7,)))
-    names = ("encoder_units", "encoder_items", "media_decode_cpu_seconds")
-    before = [server.metric(f"llmstack:{name}_total") for name in names]
-    hits = server.metric("llmstack:media_lookup_hits_total")
-    answer = ask(server, parts((7,), "another question about it?"))
-    assert answer.usage.prompt_tokens_details.cached_tokens > 0
-    assert [server.metric(f"llmstack:{name}_total") for name in names] == before
-    assert server.metric("llmstack:media_lookup_hits_total") == hits + 1
-    new = ask(server, parts((8,)))
-    after = [server.metric(f"llmstack:{name}_total") for name in names[:2]]  # a small one takes no measured time
-    assert all(more > less for more, less in zip(after, before, strict=False))
-    assert server.metric("llmstack:media_lookup_hits_total") == hits + 1
-    facts = [server.get_json(f"/v1/requests/{one.id}/explanation")["facts"] for one in (answer, new)]
-    assert [(one["media_in_encoder_cache"], one["media_encoded"]) for one in facts] == [(1, 0), (0, 1)]
-    assert facts[1]["encoder_units"] == 5 * 16  # five crops of 4 × 4 patches
+    facts = check_second_request(server, parts, ["encoder_units", "encoder_items", "media_decode_cpu_seconds"], 7, 8)
+    assert facts["encoder_units"] == 5 * 16  # five crops of 4 × 4 patches
 
 
 @pytest.mark.parametrize(
@@ -244,12 +205,8 @@ def test_a_placeholder_without_its_picture_is_refused_where_it_is_a_token(server
 
 @pytest.mark.full
 def test_a_killed_engine_core_costs_no_token(folder: Path, serve: Callable[..., Any], reference: Any) -> None:
-    arguments = ("--dtype", "float32", "--served-model-name", "m", "--max-num-batched-tokens", "16")
-    with serve(str(folder), *arguments) as server, ThreadPoolExecutor(8) as pool:
-        waiting = [pool.submit(ask, server, parts(seeds)) for seeds in [*reference] * 4]
-        server.wait_for(lambda: server.metric("vllm:generation_tokens_total") > 0, "the first tokens")
-        os.kill(server.engine_pid(), signal.SIGKILL)
-        assert [tokens(one.result()) for one in waiting] == [*reference.values()] * 4
+    with serve(str(folder), *OPTIONS, "--max-num-batched-tokens", "16") as server:
+        check_killed_core(server, parts, reference)
 
 
 @pytest.mark.full
@@ -270,5 +227,5 @@ def test_drafts_change_no_token(folder: Path, serve: Callable[..., Any]) -> None
 def test_two_ranks_give_the_same_tokens(
     ranks: tuple[str, ...], folder: Path, serve: Callable[..., Any], reference: Any
 ) -> None:
-    with serve(str(folder), "--dtype", "float32", "--served-model-name", "m", *ranks) as server:
+    with serve(str(folder), *OPTIONS, *ranks) as server:
         assert {seeds: tokens(ask(server, parts(seeds))) for seeds in reference} == reference

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import picture_model
 import pytest
+from media_chats import GREEDY, NUM_TOKENS, offline_llm
+from media_chats import offline_tokens as tokens
+from model_folders import model_folder
 from picture_model import QUESTION, data_url, parts, picture, reference_answer, reference_vector
 
 from llmstack_llm.offline.llm import LLM
 from llmstack_types import InvalidRequestError, SamplingParams
 
-NUM_TOKENS = 12
-GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pictures") / "model"
-    picture_model.save_picture_model(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32") as one:
-        yield one
+llm = offline_llm
+folder = model_folder(picture_model.save_picture_model)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +29,6 @@ def reference(folder: Path) -> dict[tuple[int, ...], list[int]]:
 
 def prompt(num_pictures: int) -> str:
     return f"<|im_start|>user\n{'<image>' * num_pictures}{QUESTION}<end_of_utterance>\n<|im_start|>assistant\n"
-
-
-def tokens(outputs: Any) -> list[list[int]]:
-    return [list(one.outputs[0].token_ids) for one in outputs]
 
 
 def png(seed: int) -> bytes:

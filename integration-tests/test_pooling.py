@@ -13,6 +13,7 @@ import openai
 import pytest
 import torch
 import transformers
+from model_runner_helpers import tiny_configs as tiny
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from llmstack_llm import LLM, TextPair
@@ -24,15 +25,7 @@ WORDS = [
 ]  # fmt: skip
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 TEXTS = ["The cat sat on the mat", "a dog ran", "the big red sun and the small blue moon", "cat"]
-BERT: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
+BERT: dict[str, Any] = tiny.BERT | {"vocab_size": 64}
 LABELS = {0: "bad", 1: "fine", 2: "good"}
 
 

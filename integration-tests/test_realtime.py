@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client_environments import Install, output_of, with_pip
+from model_folders import model_folder
 from openai import OpenAI
 from socket_session import SocketSession
 from speech_model import save_speech_model, sound
@@ -27,12 +28,7 @@ VLLM = {"type": "session.update", "model": "m"}
 COMMIT = {"type": "input_audio_buffer.commit"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("speech") / "model"
-    save_speech_model(path)
-    byte_tokenizer(()).save(str(path / "tokenizer.json"))
-    return path
+folder = model_folder(save_speech_model, lambda path: byte_tokenizer(()).save(str(path / "tokenizer.json")))
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
     "/v1/chat/completions/batch": {"messages": [HELLO], "max_tokens": 1},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 1},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
     "/v1/messages": {"messages": HELLO, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": HELLO},
@@ -41,11 +42,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72]},
 }
+GAP_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 SAMPLES: tuple[Any, ...] = (True, "something", 7, {"a": {}}, [1], ["something"], False)
 
 
 def app(num_labels: int = 0) -> Any:
-    return build_app(ready_state(FakeEngineClient(num_labels=num_labels), HTTPConfig(is_strict_params=True)))
+    engine = FakeEngineClient(num_labels=num_labels, token_names=GAP_TOKENS)
+    return build_app(ready_state(engine, HTTPConfig(is_strict_params=True)))
 
 
 @pytest.mark.parametrize(("route", "fields"), FIELDS)

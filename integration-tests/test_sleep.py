@@ -67,3 +67,23 @@ def test_a_sleeping_engine_gives_its_memory_back(launch: Callable[..., Any], gpt
     assert post(server, "/wake_up") == 200
     assert complete(server, prompt) == before
     server.stop()
+
+
+def test_an_engine_without_requests_sleeps_and_the_next_request_wakes_it(
+    launch: Callable[..., Any], expected: list[str]
+) -> None:
+    server = launch("--idle-sleep", "1s", "--idle-sleep-level", "2")
+    server.wait_until_ready()
+    stream = open_stream(server)  # longer than a second
+    assert server.get_json("/health") == {"status": "Ready", "sleep_level": 0}
+    assert rest_of(stream) == "length"
+    for _ in range(2):
+        server.wait_for(lambda: server.get_json("/health")["sleep_level"] == 2, "sleep")
+        num_wakes = server.metric(r"llmstack:idle_wakes_total\{.*\}")
+        assert server.metric(r"llmstack:idle_sleeps_total\{.*\}") == num_wakes + 1
+        assert complete_all(server) == expected
+        assert server.get_json("/health")["sleep_level"] == 0
+        assert server.metric(r"llmstack:idle_wakes_total\{.*\}") == num_wakes + 1
+    server.wait_for(lambda: server.get_json("/health")["sleep_level"] == 2, "sleep")
+    server.stop()
+    assert "model llmstack-demo is awake after" in server.log

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +14,15 @@ import numpy as np
 import openai
 import pytest
 import sound_model
+from media_chats import NUM_TOKENS, OPTIONS, ask, check_answers, check_killed_core, check_second_request, tokens
+from model_folders import model_folder
 from sound_model import RATE, SECONDS, SoundReference, audio_url, input_audio, parts, sound, wav
 
-NUM_TOKENS = 12
 ASKED: list[tuple[int, ...]] = [(0,), (1,), (0, 1), (1, 0), (3, 2)]
 LONG = wav(np.zeros(int((SECONDS + 0.5) * RATE)))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sounds") / "model"
-    sound_model.save_sound_model(path)
-    return path
+folder = model_folder(sound_model.save_sound_model)
 
 
 @pytest.fixture(scope="module")
@@ -44,45 +38,15 @@ def server(folder: Path, serve: Callable[..., Any]) -> Iterator[Any]:
         yield one
 
 
-def ask(server: Any, content: Any, **fields: Any) -> Any:
-    extra = {"ignore_eos": True, "return_token_ids": True}
-    return server.client.chat.completions.create(
-        model="m", messages=[{"role": "user", "content": content}], temperature=0,
-        max_tokens=fields.pop("max_tokens", NUM_TOKENS), extra_body=extra, **fields,
-    )  # fmt: skip
-
-
-def tokens(answer: Any, index: int = 0) -> list[int]:
-    return list(answer.choices[index].token_ids)
-
-
 def test_answers_are_those_of_transformers_alone_together_and_again(server: Any, reference: Any) -> None:
     assert len({tuple(found) for found in reference.values()}) == len(reference)
-    assert {seeds: tokens(ask(server, parts(seeds))) for seeds in reference} == reference
-    found = ask(server, parts((0, 1)))
-    assert tokens(found) == reference[0, 1]
-    assert found.usage.prompt_tokens_details.cached_tokens > 0
-    assert found.usage.prompt_tokens_details.audio_tokens == 32 + 62  # 130 and 250 frames, of which four are a vector
-    with ThreadPoolExecutor(8) as pool:
-        many = list(pool.map(lambda seeds: tokens(ask(server, parts(seeds))), [*reference] * 3))
-    assert many == [*reference.values()] * 3
-    several = ask(server, parts((1,)), n=3)
-    assert [tokens(several, index) for index in range(3)] == [reference[(1,)]] * 3
+    details = check_answers(server, parts, reference, 3)
+    assert details.audio_tokens == 32 + 62  # 130 and 250 frames, of which four are a vector
 
 
 def test_the_second_request_with_a_sound_costs_a_hash(server: Any) -> None:
-    ask(server, parts((7,)))
-    names = ("encoder_units", "encoder_items")
-    before = [server.metric(f"llmstack:{name}_total") for name in names]
-    hits = server.metric("llmstack:media_lookup_hits_total")
-    answer = ask(server, parts((7,), "another question about it?"))
-    assert answer.usage.prompt_tokens_details.cached_tokens > 0
-    assert [server.metric(f"llmstack:{name}_total") for name in names] == before
-    assert server.metric("llmstack:media_lookup_hits_total") == hits + 1
-    new = ask(server, parts((11,)))
-    facts = [server.get_json(f"/v1/requests/{one.id}/explanation")["facts"] for one in (answer, new)]
-    assert [(one["media_in_encoder_cache"], one["media_encoded"]) for one in facts] == [(1, 0), (0, 1)]
-    assert facts[1]["encoder_units"] == SECONDS * 50
+    facts = check_second_request(server, parts, ["encoder_units", "encoder_items"], 7, 11)
+    assert facts["encoder_units"] == SECONDS * 50
 
 
 def test_tokens_of_sounds_are_counted_and_nothing_is_encoded(server: Any) -> None:
@@ -205,12 +169,8 @@ def test_a_batch_answers_as_the_server_does(folder: Path, reference: Any, tmp_pa
 
 @pytest.mark.full
 def test_a_killed_engine_core_costs_no_token(folder: Path, serve: Callable[..., Any], reference: Any) -> None:
-    arguments = ("--dtype", "float32", "--served-model-name", "m", "--max-num-batched-tokens", "16")
-    with serve(str(folder), *arguments) as server, ThreadPoolExecutor(8) as pool:
-        waiting = [pool.submit(ask, server, parts(seeds)) for seeds in [*reference] * 4]
-        server.wait_for(lambda: server.metric("vllm:generation_tokens_total") > 0, "the first tokens")
-        os.kill(server.engine_pid(), signal.SIGKILL)
-        assert [tokens(one.result()) for one in waiting] == [*reference.values()] * 4
+    with serve(str(folder), *OPTIONS, "--max-num-batched-tokens", "16") as server:
+        check_killed_core(server, parts, reference)
 
 
 @pytest.mark.full
@@ -218,5 +178,5 @@ def test_a_killed_engine_core_costs_no_token(folder: Path, serve: Callable[..., 
 def test_two_ranks_give_the_same_tokens(
     ranks: tuple[str, ...], folder: Path, serve: Callable[..., Any], reference: Any
 ) -> None:
-    with serve(str(folder), "--dtype", "float32", "--served-model-name", "m", *ranks) as server:
+    with serve(str(folder), *OPTIONS, *ranks) as server:
         assert {seeds: tokens(ask(server, parts(seeds))) for seeds in reference} == reference

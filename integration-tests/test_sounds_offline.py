@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,17 @@ import numpy as np
 import pytest
 import sound_model
 import torch
+from media_chats import GREEDY, NUM_TOKENS, offline_llm
+from media_chats import offline_tokens as tokens
+from model_folders import model_folder
 from sound_model import QUESTION, RATE, SoundReference, audio_url, parts, sound, wav
 
 from llmstack_llm.offline.llm import LLM
 from llmstack_media.sound.resample import Resampler
-from llmstack_types import InvalidRequestError, SamplingParams
+from llmstack_types import InvalidRequestError
 
-NUM_TOKENS = 12
-GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sounds") / "model"
-    sound_model.save_sound_model(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), dtype="float32") as one:
-        yield one
+llm = offline_llm
+folder = model_folder(sound_model.save_sound_model)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +31,6 @@ def reference(folder: Path) -> dict[tuple[int, ...], list[int]]:
 def prompt(num_sounds: int) -> str:
     sounds = "<|audio_bos|><|AUDIO|><|audio_eos|>\n" * num_sounds
     return f"<|im_start|>user\n{sounds}{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def tokens(outputs: Any) -> list[list[int]]:
-    return [list(one.outputs[0].token_ids) for one in outputs]
 
 
 def asked(given: Any, num_sounds: int = 1) -> dict[str, Any]:

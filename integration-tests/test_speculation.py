@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_engine import LLAMA, VARIANTS, build, requests
 
-from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
+from llmstack_core_scheduler.draft_costs import STEP_BYTES
+from llmstack_engine_core import EngineCore, SpeculativeConfig
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_step_log import read_step_log
 from llmstack_step_log.decisions import SCHEDULED, unpack_decision
 from llmstack_step_log.replay import verify
-from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams, SchedulerStats, TokenLogprobs
+from llmstack_types import SchedulerStats, TokenLogprobs
 
 testing = pytest.importorskip("llmstack_model_runner.testing")
 runs_native_kernels = pytest.importorskip("llmstack_kernels.testing").runs_native_kernels
 transformers = pytest.importorskip("transformers")
 
-LIMITS: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 6, "max_num_batched_tokens": 64}
 LOOKUP = SpeculativeConfig("ngram", 5, prompt_lookup_max=3, prompt_lookup_min=1)
 SUFFIX = SpeculativeConfig("suffix", 8)
-ADAPTIVE = replace(LOOKUP, is_adaptive=True)
+ADAPTIVE = replace(LOOKUP, is_adaptive=True, step_bytes=STEP_BYTES)  # as the small models here would have no drafts
 MAX_TOKENS = 40
-VARIANTS: dict[str, dict[str, Any]] = {
-    "roomy": {},
-    "preemption": {"num_blocks": 26},
-    "swap": {"num_blocks": 26, "num_host_blocks": 64},
-    "no prefix cache": {"enable_prefix_caching": False},
-    "small chunks": {"limits": {"max_num_batched_tokens": 9}},
-}
-LLAMA = {
-    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3, "bos_token_id": None,
-    "eos_token_id": None,
-}  # fmt: skip
+MODEL = LLAMA | {"hidden_size": 32, "max_position_embeddings": 128}
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
@@ -46,34 +36,8 @@ def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     if request.param == "gpt2":
         return str(testing.write_gpt2_checkpoint(folder, seed=5))
     transformers.set_seed(3)
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).save_pretrained(folder)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**MODEL)).save_pretrained(folder)
     return str(folder)
-
-
-def build(
-    model_path: str, speculative: SpeculativeConfig | None, limits: dict[str, Any] | None = None, **changes: Any
-) -> EngineCore:
-    values = LIMITS | (limits or {})
-    num_drafts = 0 if speculative is None else speculative.num_speculative_tokens
-    model = ModelRunnerConfig(model_path, block_size=4, device="cpu", max_num_drafts=num_drafts, **values)
-    scheduler = SchedulerConfig(speculative=speculative, **values)
-    return build_engine_core(EngineConfig(model, scheduler=scheduler, **({"num_blocks": 144} | changes)))
-
-
-PARAMS = {
-    "greedy": SamplingParams(temperature=0.0),
-    "seeded": SamplingParams(temperature=0.7, seed=1),
-    "nucleus": SamplingParams(temperature=1.0, seed=2, top_p=0.7, logprobs=2),
-    "penalised": SamplingParams(temperature=0.0, frequency_penalty=0.4, repetition_penalty=1.1),
-    "stopped": SamplingParams(temperature=0.0, min_tokens=20, stop_token_ids=tuple(range(0, 97, 3))),
-}
-
-
-def requests() -> Iterator[EngineCoreRequest]:
-    for number in range(2):
-        prompt = [11, 22, 33, 44 + number, 55] * 3 + [11, 22]  # what repeats itself is found
-        for kind, params in PARAMS.items():
-            yield EngineCoreRequest(f"{kind} {number}", prompt, replace(params, max_tokens=MAX_TOKENS))
 
 
 Answers = dict[str, tuple[list[int], list[TokenLogprobs], str]]
@@ -90,7 +54,7 @@ def answers_of(core: EngineCore) -> Answers:
     token_ids: dict[str, list[int]] = {}
     logprobs: dict[str, list[TokenLogprobs]] = {}
     reasons: dict[str, str] = {}
-    for request in requests():
+    for request in requests(MAX_TOKENS):
         core.add_request(request)
     while core.has_unfinished_requests():
         for output in core.step().outputs:
@@ -152,7 +116,7 @@ def test_a_cpu_drafts_by_default_where_that_changes_no_bit(tmp_path: Path, model
     folder = str(testing.write_gpt2_checkpoint(tmp_path, n_head=2))  # heads that native kernels compute
     speculative = EngineArgs(folder, device="cpu").create_engine_config()[1].scheduler.speculative
     assert speculative is not None
-    answers, stats = run(build(folder, replace(speculative, prompt_lookup_min=1)))
+    answers, stats = run(build(folder, replace(speculative, prompt_lookup_min=1, step_bytes=STEP_BYTES)))
     assert (stats.num_draft_tokens > 0) == runs_native_kernels()
     assert answers == run(build(folder, None))[0]  # log-probabilities included
     assert run(build(model_path, speculative))[1].num_draft_tokens == 0  # these heads run in PyTorch
@@ -212,7 +176,7 @@ def test_a_server_guesses_by_a_flag_and_tells_how_well(serve: Callable[..., Any]
 
 
 def test_a_speculation_that_cannot_be_ends_the_start_with_one_line(launch: Callable[..., Any]) -> None:
-    server = launch("--speculative-config", '{"method": "dflash", "num_speculative_tokens": 4}')
+    server = launch("--speculative-config", '{"method": "dspark", "num_speculative_tokens": 4}')
     assert server.process.wait(60) != 0
-    assert "drafts of the method 'dflash' are not supported yet" in server.log
+    assert "drafts of the method 'dspark' are not supported yet" in server.log
     assert "Traceback" not in server.log

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_folders import model_folder
 from speech_model import (
     END,
     ENGLISH,
@@ -31,7 +32,6 @@ from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.async_llm import AsyncLLM
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.model.config import ModelConfigError
-from llmstack_llm.offline.beam_search import BeamSearchParams
 from llmstack_llm.offline.llm import LLM
 from llmstack_llm.requests import GenerationRequest
 from llmstack_media.sound.resample import Resampler
@@ -52,11 +52,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("speech") / "model"
-    save_speech_model(path)
-    return path
+folder = model_folder(save_speech_model)
 
 
 @pytest.fixture(scope="module")
@@ -258,19 +254,6 @@ def test_sound_of_another_rate_is_converted_as_a_file_is(llm: LLM) -> None:
              for pair in ((given, 44_100), (converted, 16_000), (given, 16_000.0 * 44_100 / 16_000))]  # fmt: skip
     first, *others = tokens(llm.generate(asked, GREEDY, use_tqdm=False))
     assert others == [first, first]
-
-
-def test_a_beam_search_is_refused_by_name(llm: LLM) -> None:
-    asked = speech_prompt(sound(0), TIMED)
-    beams = SamplingParams(n=2, use_beam_search=True, temperature=0, max_tokens=4)
-    calls: list[Any] = [
-        lambda: llm.generate(asked, beams, use_tqdm=False),
-        lambda: llm.beam_search(asked, BeamSearchParams(beam_width=2, max_tokens=4)),
-    ]
-    for call in calls:
-        with pytest.raises(InvalidRequestError, match="encoder") as caught:
-            call()
-        assert (caught.value.param, caught.value.code) == ("use_beam_search", "unsupported_parameter")
 
 
 def test_a_model_that_transcribes_is_not_served_without_sound(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = re.compile(r"short_convolution|ShortConvolution|convolution_tail|Lfm2ForCausalLM|models\.lfm2")
 
-GGUF_NAMES = "packages/gguf/src/llmstack_gguf/names.py"  # what files of llama.cpp call the same tensors
+GGUF_NAMES = "packages/gguf/src/llmstack_gguf/tensor_names.py"  # what files of llama.cpp call the same tensors
 
 
 def guide() -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
 from state_engine import KINDS
-from state_tokens import VOCAB_SIZE, check_adapter, check_captured_decodes, tokens_of, tokens_of_transformers
+from state_tokens import (
+    VOCAB_SIZE,
+    check_adapter,
+    check_captured_decodes,
+    check_own_names,
+    cuts,
+    new_model,
+    save_as_published,
+    tokens_of,
+    tokens_of_transformers,
+)
 
 from llmstack_kernels.testing import runs_native_kernels
 
@@ -73,13 +79,9 @@ ADAPTED = [
                                         for name in PUBLISHED])  # fmt: skip
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """With a configuration of the hub, and its names of tensors, which transformers writes again."""
-    config, folder = PUBLISHED[request.param], tmp_path_factory.mktemp("published")
-    torch.manual_seed(3)
-    model_class = getattr(transformers, f"{request.param}ForCausalLM")
-    model = model_class(model_class.config_class(**config)).eval()
-    model.save_pretrained(folder)
-    published = config | {"architectures": [f"{request.param}ForCausalLM"], "transformers_version": "4.57.0"}
-    (folder / "config.json").write_text(json.dumps(published))
+    config, architecture = PUBLISHED[request.param], f"{request.param}ForCausalLM"
+    folder, model = tmp_path_factory.mktemp("published"), new_model(architecture, config)
+    save_as_published(model, folder, architecture, config)
     return folder, model
 
 
@@ -88,16 +90,7 @@ def expected(checkpoint: tuple[Path, Any]) -> list[list[int]]:
     return tokens_of_transformers(checkpoint[1])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 23},
-        pytest.param({"max_num_batched_tokens": 7, "max_num_seqs": 7}, marks=pytest.mark.full),
-        pytest.param({"tensor_parallel_size": 2, "enable_expert_parallel": True}, marks=pytest.mark.full),
-        pytest.param({"pipeline_parallel_size": 2}, marks=pytest.mark.full),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", cuts({"tensor_parallel_size": 2, "enable_expert_parallel": True}), ids=str)
 def test_greedy_tokens_are_those_of_transformers(
     checkpoint: tuple[Path, Any], expected: list[list[int]], options: dict[str, Any]
 ) -> None:
@@ -110,13 +103,9 @@ def test_greedy_tokens_are_those_of_transformers(
 def test_tensors_under_the_names_of_transformers_are_read(
     checkpoint: tuple[Path, Any], expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """Those of its modules: experts as one tensor, and `model.` for what the hub calls `backbone.`."""
-    (tmp_path / "config.json").write_text((checkpoint[0] / "config.json").read_text())
-    own = {name: tensor.clone() for name, tensor in checkpoint[1].state_dict().items()}
-    changed = own.keys() ^ load_file(checkpoint[0] / "model.safetensors").keys()
-    assert bool(changed) == (checkpoint[1].config.model_type in ("granitemoehybrid", "nemotron_h"))
-    save_file(own, tmp_path / "model.safetensors")
-    assert tokens_of(tmp_path, max_num_batched_tokens=23) == expected
+    """Experts as one tensor, and `model.` for what the hub calls `backbone.`."""
+    are_others = checkpoint[1].config.model_type in ("granitemoehybrid", "nemotron_h")
+    check_own_names(checkpoint, tmp_path, expected, are_others=are_others)
 
 
 @pytest.mark.full

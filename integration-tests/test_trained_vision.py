@@ -86,16 +86,16 @@ def test_every_door_shows_it_the_picture_and_counts_its_tokens(server: Any) -> N
     usage = response.usage.input_tokens_details.model_dump()
     assert (response.output_text, usage["image_tokens"]) == ("A red circle.", 16)
 
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}}
     text = {"type": "text", "text": question}
     call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
     turns = [{"role": "user", "content": "look"}, {"role": "assistant", "content": [call]}]
-    for messages in (
-        [{"role": "user", "content": [image, text]}],
-        [*turns, {"role": "user", "content": [result, text]}],
-    ):
-        message = client.messages.create(model=MODEL_NAME, max_tokens=20, messages=messages)
-        usage = message.usage.model_dump()
-        assert (message.content[0].text, usage["image_tokens"]) == ("A red circle.", 16)
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        for messages in (
+            [{"role": "user", "content": [image, text]}],
+            [*turns, {"role": "user", "content": [result, text]}],
+        ):
+            message = client.messages.create(model=MODEL_NAME, max_tokens=20, messages=messages)
+            usage = message.usage.model_dump()
+            assert (message.content[0].text, usage["image_tokens"]) == ("A red circle.", 16)

@@ -8,16 +8,19 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import wave
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from model_folders import model_folder
 from openai import OpenAI
 from speech_model import SECONDS, save_speech_model, sound
 
@@ -26,12 +29,7 @@ from llmstack_llm.testing import byte_tokenizer
 KENNEDY = "and so my fellow americans ask not what your country can do for you ask what you can do for your country"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("speech") / "model"
-    save_speech_model(path)
-    byte_tokenizer(()).save(str(path / "tokenizer.json"))
-    return path
+folder = model_folder(save_speech_model, lambda path: byte_tokenizer(()).save(str(path / "tokenizer.json")))
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +77,28 @@ def test_the_official_client_has_the_same_text_in_every_format(server: Any, file
 
 def test_the_example_of_the_page_runs(server: Any, file: Path, tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[1] / "docs" / "speech.md").read_text()
-    code = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (beams,) = [block for block in blocks if "use_beam_search" in block]
+    code = f"{blocks[0]}{beams}print('beams:', answer.text)\n"
     shutil.copy(file, tmp_path / "jfk.wav")
     (tmp_path / "example.py").write_text(code.replace("http://localhost:8000", server.url))
     done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "-->" in done.stdout
+    assert "beams:" in done.stdout
+
+
+def test_a_file_is_searched_with_beams_also_after_a_kill(folder: Path, serve: Callable[..., Any], file: Path) -> None:
+    options: dict[str, Any] = {"language": "en", "temperature": 0}
+    one, four = ({**options, "extra_body": {"use_beam_search": True, "n": n, "length_penalty": 2}} for n in (1, 4))
+    with serve(str(folder), "--dtype", "float32", "--served-model-name", "m") as server:
+        assert transcribed(server, file, **one).text == transcribed(server, file, **options).text
+        expected = transcribed(server, file, **four)
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(transcribed, server, file, **four) for _ in range(2)]
+            server.wait_for(lambda: server.metric("vllm:num_requests_running") >= 4, "the first beams")
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            assert [one.result().text for one in waiting] == [expected.text] * 2
 
 
 def lines_of(file: Path) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -183,6 +197,12 @@ def words_of(text: str) -> list[str]:
 def test_the_official_client_prints_the_sentence_of_kennedy(english: Any) -> None:
     answer = transcribed(english, Path(f"{REAL}/speech/jfk.wav"))
     assert words_of(answer.text) == KENNEDY.split()
+    searched = transcribed(
+        english, Path(f"{REAL}/speech/jfk.wav"), response_format="verbose_json",
+        timestamp_granularities=["word"], extra_body={"use_beam_search": True, "n": 5},
+    )  # fmt: skip
+    assert words_of(searched.text) == KENNEDY.split()
+    assert [words_of(word.word) for word in searched.words] == [[word] for word in KENNEDY.split()]
 
 
 @pytest.mark.full

@@ -10,27 +10,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from model_runner_helpers import tiny_configs as tiny
 
 from llmstack_llm import LLM, SamplingParams
 
 VOCAB_SIZE = 97
 NUM_OUTPUT_TOKENS = 12
-SHARED_PREFIX = [(7 * i + 3) % VOCAB_SIZE for i in range(20)]
-PROMPTS = [SHARED_PREFIX + [(11 * i + j) % VOCAB_SIZE for j in range(1 + 3 * i)] for i in range(6)]
+PROMPTS = tiny.PROMPTS
 
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+SMALL: dict[str, Any] = tiny.SMALL | tiny.NO_ENDS | {"max_position_embeddings": 128}
 PER_LAYER_HEADS = {"head_dim": 16}
 CASES: dict[str, dict[str, Any]] = {
     "Olmo2ForCausalLM": SMALL,

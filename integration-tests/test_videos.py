@@ -16,6 +16,7 @@ import openai
 import pytest
 import video_model
 from media_helpers.films import film, read_by_transformers, smooth
+from model_folders import model_folder
 from picture_model import QUESTION, data_url, picture
 from PIL import Image
 from video_model import animation, frames_of, frames_url, video_url
@@ -36,11 +37,7 @@ ASKED = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("videos") / "model"
-    video_model.save_video_model(path)
-    return path
+folder = model_folder(video_model.save_video_model)
 
 
 @pytest.fixture(scope="module")

@@ -46,12 +46,15 @@ class Checkpoint(NamedTuple):
         return build_engine_core(EngineConfig(model, scheduler=scheduler, **{"num_blocks": 200} | changes))
 
 
-def run(core: EngineCore, turn: int = 0, **params: Any) -> list[list[int]]:
-    """The answer to each prompt."""
-    answers: dict[str, list[int]] = {f"{turn} {number}": [] for number in range(len(PROMPTS))}
+def run(core: EngineCore, turn: int = 0, *, num_known: int = 0, **params: Any) -> list[list[int]]:
+    """The answer to each prompt; `num_known` tokens of it were computed by another engine core, which died."""
+    known = run(core, -1, **params) if num_known else []
+    answers: dict[str, list[int]] = {
+        f"{turn} {number}": known[number][:num_known] if known else [] for number in range(len(PROMPTS))
+    }
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, **params})
     for name, prompt in zip(answers, PROMPTS, strict=True):
-        core.add_request(EngineCoreRequest(name, prompt, sampling))
+        core.add_request(EngineCoreRequest(name, prompt, sampling, output_token_ids=answers[name].copy()))
     while core.has_unfinished_requests():
         for output in core.step().outputs:
             assert output.error is None

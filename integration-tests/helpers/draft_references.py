@@ -91,7 +91,10 @@ class OwnLayer(Reference):
         self, family: str, values: dict[str, Any], changes: dict[str, Any], names: tuple[str, ...], *,
         is_hidden_first: bool = False, **named: Any,
     ) -> None:  # fmt: skip
-        """`names`: Of the layer, both norms, the joint and the norm behind; `named`: what config.json says else."""
+        """`names`: Of the layer, both norms, the joint and the norm behind, unless that is the model's.
+
+        `named`: What config.json says else.
+        """
         make = getattr(transformers, f"{family}ForCausalLM")
         torch.manual_seed(1)
         super().__init__(make(make.config_class(**values)))
@@ -99,6 +102,8 @@ class OwnLayer(Reference):
         self.norms = torch.nn.ModuleList(type(self._last_norm(self.model))(self.size, 1e-6) for _ in range(2))
         self.join = torch.nn.Linear(2 * self.size, self.size, bias=False)
         self.names, self.is_hidden_first, self.changes = names, is_hidden_first, named
+        if len(names) == 4:
+            self.head.base_model.norm = self.model.base_model.norm
 
     def outputs(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         parts = [self.norms[0](self.model.get_input_embeddings()(token_ids)), self.norms[1](states)]
@@ -106,13 +111,13 @@ class OwnLayer(Reference):
         return self.head.base_model(inputs_embeds=joined[None], use_cache=False).last_hidden_state[0]
 
     def write(self, folder: Path) -> str:
-        layer, token_norm, hidden_norm, join, norm = self.names
+        layer, token_norm, hidden_norm, join, *norms = self.names
         self.model.save_pretrained(folder)
         self.head.save_pretrained(folder / "head")
         tensors, own = load_file(folder / "model.safetensors"), load_file(folder / "head" / "model.safetensors")
         start = ".layers." if layer.endswith("layers.") else ".layers.0."
         tensors |= {layer + name.partition(start)[2]: own[name] for name in own if start in name}
-        tensors[f"{norm}.weight"] = self._last_norm(self.head).weight.detach().clone()
+        tensors |= {f"{norm}.weight": self._last_norm(self.head).weight.detach().clone() for norm in norms}
         for name, part in ((token_norm, self.norms[0]), (hidden_norm, self.norms[1]), (join, self.join)):
             tensors[f"{name}.weight"] = part.weight.detach().clone()
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -287,3 +292,82 @@ class Medusa(Separate):
         found = {f"medusa_heads.{number}.0.linear.{name}": value for number, block in enumerate(self.blocks)
                  for name, value in block.named_parameters()}  # fmt: skip
         return found | {f"{number}.1.weight": head.weight for number, head in enumerate(self.lm_heads)}
+
+
+class DFlash(Separate):
+    """Layers of Qwen 3, for which the states after some layers are keys and values; a block is guessed at once."""
+
+    method = "dflash"
+    layers = (0, 1, 2)
+    mask_token_id = 96
+    config: ClassVar[dict[str, Any]] = {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "head_dim": 16,
+        "block_size": 4, "dflash_config": {"target_layer_ids": list(layers), "mask_token_id": mask_token_id},
+        "layer_types": ["full_attention"] * 2, "use_sliding_window": False, "num_target_layers": 4,
+    }  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = LLAMA | {"num_hidden_layers": 2, "head_dim": 16}
+        own = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes)).model.eval()
+        self.blocks, self.rotary = own.layers, own.rotary_emb
+        self.fc = torch.nn.Linear(3 * self.size, self.size, bias=False)
+        self.hidden_norm, self.norm = (type(own.norm)(self.size, 1e-6) for _ in range(2))
+
+    def states(self, text: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            found = self.model.model(torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states
+        return torch.cat([found[layer + 1][0] for layer in self.layers], dim=-1)
+
+    def guess(self, text: torch.Tensor, states: torch.Tensor, starts: torch.Tensor, count: int) -> torch.Tensor:
+        """Logits of `count` places behind each of `starts`, up to which the text is known."""
+        seen = self.hidden_norm(self.fc(states))
+        places = starts[:, None] + torch.arange(1 + count)
+        tokens = torch.full(places.shape, self.mask_token_id)
+        tokens[:, 0] = text[starts]
+        hidden = self.model.model.embed_tokens(tokens)
+        for layer in self.blocks:
+            hidden = hidden + self._attend(layer.self_attn, layer.input_layernorm(hidden), seen, places)
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return self.logits(self.norm(hidden)[:, 1:])
+
+    def _attend(self, own: Any, hidden: torch.Tensor, seen: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        def heads(states: torch.Tensor, name: str, positions: torch.Tensor) -> torch.Tensor:
+            split = getattr(own, f"{name}_proj")(states).unflatten(-1, (-1, 16))
+            if name == "v":
+                return split
+            split = getattr(own, f"{name}_norm")(split)
+            cos, sin = (part.unsqueeze(-2) for part in self.rotary(split, positions.reshape(1, -1)))
+            cos, sin = (part.reshape(*positions.shape, 1, 16) for part in (cos, sin))
+            first, second = split.chunk(2, dim=-1)
+            return split * cos + torch.cat([-second, first], dim=-1) * sin
+
+        before = torch.arange(len(seen))
+        query = heads(hidden, "q", places)
+        keys, values = (
+            torch.cat([heads(seen, name, before).expand(len(places), -1, -1, -1), heads(hidden, name, places)], dim=1)
+            for name in ("k", "v")
+        )
+        is_seen = torch.cat([before < places[:, :1], torch.ones_like(places, dtype=torch.bool)], dim=1)
+        keys, values = (part.repeat_interleave(2, dim=2).transpose(1, 2) for part in (keys, values))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query.transpose(1, 2), keys, values, is_seen[:, None, None]
+        )
+        return own.o_proj(attended.transpose(1, 2).flatten(2))
+
+    def loss(self, text: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        count = 3
+        starts = torch.arange(len(text) - NUM_TOKENS - 1, len(text) - count)
+        logits = self.guess(text, states, starts, count)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), text.unfold(0, count, 1)[starts + 1].flatten())
+
+    @torch.no_grad()
+    def drafts(self, known: list[int], count: int) -> list[int]:
+        last = len(known) - 1
+        logits = self.guess(torch.tensor(known), self.states(known)[:last], torch.tensor([last]), count)
+        return logits[0].argmax(dim=-1).tolist()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found = {f"layers.{name}": value for name, value in self.blocks.named_parameters()}
+        parts = {"fc": self.fc, "hidden_norm": self.hidden_norm, "norm": self.norm}
+        return found | {f"{name}.weight": part.weight for name, part in parts.items()}

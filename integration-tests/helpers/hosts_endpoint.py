@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +63,7 @@ class Endpoint:
         self._places, self._launch, self._first_options = places, launch, first_options
         self._uds = folder / "http.sock"
         key_file = folder / "cluster.key"
-        command = ["python", "-m", "llmstack_command", "cluster-key", str(key_file)]
+        command = [sys.executable, "-m", "llmstack_command", "cluster-key", str(key_file)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         # Two engine cores in place of four, and a shorter time: the rest is what the page says.
         values = {

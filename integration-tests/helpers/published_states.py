@@ -30,6 +30,8 @@ class Published:
 
     Attributes:
         has_names_of_adapters: The hub's names of layers are those of adapters, which `check_adapter` needs.
+        renamed: Single layers that have another name in the hub, which it leaves out.
+        adapter_spread: Of the factors of an adapter: so large that other tokens follow.
         has_other_names: The hub has other names of tensors than transformers, or no head where it is tied.
     """
 
@@ -39,6 +41,8 @@ class Published:
     has_experts: bool = False
     is_captured: bool = True
     has_names_of_adapters: bool = True
+    renamed: tuple[str, ...] = ()
+    adapter_spread: float = 0.05
 
 
 PUBLISHED: dict[str, Published] = {
@@ -93,7 +97,7 @@ PUBLISHED: dict[str, Published] = {
         has_experts=True,
         is_captured=False,
     ),
-    "Mamba": Published("MambaForCausalLM", _MAMBA | {"model_type": "mamba"}, is_captured=False),
+    "Mamba": Published("MambaForCausalLM", _MAMBA | {"model_type": "mamba"}, is_captured=False, adapter_spread=0.3),
     "FalconMamba": Published(
         "FalconMambaForCausalLM",
         _MAMBA | {"model_type": "falcon_mamba", "mixer_rms_eps": 1e-06, "tie_word_embeddings": False},
@@ -137,6 +141,7 @@ PUBLISHED: dict[str, Published] = {
             "sliding_window": 20, "use_attention_gate": True, "use_sandwich_norm": True,
         },
         is_captured=False,
+        renamed=("g_proj",),
     ),
 }  # fmt: skip
 # Of those that have the same names here and in transformers.

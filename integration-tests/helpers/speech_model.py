@@ -9,8 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
 from transformers.generation.logits_process import (
+    LogitsProcessorList,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     WhisperTimeStampLogitsProcessor,
@@ -101,12 +108,7 @@ class SpeechReference:
         """Tokens under transformers' own rules, up to the end token; of the first states of a window alone."""
         features = self._extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
         encoded = self._encoded(features, num_states)
-        rules: list[Any] = [
-            SuppressTokensAtBeginLogitsProcessor(self._generation.begin_suppress_tokens, len(token_ids)),
-            SuppressTokensLogitsProcessor(self._generation.suppress_tokens),
-        ]
-        if token_ids[-1] != self._generation.no_timestamps_token_id:
-            rules.append(WhisperTimeStampLogitsProcessor(self._generation, begin_index=len(token_ids)))
+        rules = self._rules(token_ids)
         answer: list[int] = []
         while len(answer) < num_tokens and answer[-1:] != [self._generation.eos_token_id]:
             known = torch.tensor([[*token_ids, *answer]])
@@ -115,6 +117,37 @@ class SpeechReference:
                 scores = rule(known, scores)
             answer.append(int(scores.argmax()))
         return answer
+
+    @torch.no_grad()
+    def beams(
+        self, samples: Any, token_ids: Sequence[int], num_tokens: int, width: int, **options: Any
+    ) -> list[tuple[list[int], float]]:
+        """The beams of transformers' search up to and with the end token, each with its score."""
+        features = self._extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
+        generation = GenerationConfig(
+            num_beams=width, num_return_sequences=width, max_new_tokens=num_tokens, do_sample=False,
+            eos_token_id=self._generation.eos_token_id, pad_token_id=self._generation.eos_token_id,
+            return_dict_in_generate=True, output_scores=True, **options,
+        )  # fmt: skip
+        found = GenerationMixin.generate(
+            self._model, features, decoder_input_ids=torch.tensor([[*token_ids]]), generation_config=generation,
+            logits_processor=LogitsProcessorList(self._rules(token_ids)),
+        )  # fmt: skip
+        beams = []
+        for one, score in zip(found.sequences.tolist(), found.sequences_scores.tolist(), strict=True):
+            answer = one[len(token_ids) :]
+            end = answer.index(generation.eos_token_id) if generation.eos_token_id in answer else num_tokens
+            beams.append((answer[: end + 1], score))
+        return beams
+
+    def _rules(self, token_ids: Sequence[int]) -> list[Any]:
+        rules: list[Any] = [
+            SuppressTokensAtBeginLogitsProcessor(self._generation.begin_suppress_tokens, len(token_ids)),
+            SuppressTokensLogitsProcessor(self._generation.suppress_tokens),
+        ]
+        if token_ids[-1] != self._generation.no_timestamps_token_id:
+            rules.append(WhisperTimeStampLogitsProcessor(self._generation, begin_index=len(token_ids)))
+        return rules
 
     def _encoded(self, features: torch.Tensor, num_states: int) -> Any:
         encoder = self._model.model.encoder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,11 +157,14 @@ def build(folder: Path, num_blocks: int | None = 600, **changes: Any) -> EngineC
     return build_engine_core(EngineConfig(model, scheduler=scheduler, num_blocks=num_blocks, **changes))
 
 
-def requests() -> Iterator[EngineCoreRequest]:
-    for number, prompt in enumerate(PROMPTS):
+def requests(
+    prompts: Sequence[list[int]] = PROMPTS, max_tokens: int = NUM_OUTPUT_TOKENS
+) -> Iterator[EngineCoreRequest]:
+    """Two requests per prompt, greedy and sampled."""
+    for number, prompt in enumerate(prompts):
         for index in range(2):  # the second one is a fork of the first
             params = SamplingParams(
-                temperature=0.8 * index, seed=number, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=1
+                temperature=0.8 * index, seed=number, max_tokens=max_tokens, ignore_eos=True, logprobs=1
             )
             yield EngineCoreRequest(f"{index}_{number}", prompt, params, fork_of=f"0_{number}" if index else "")
 

@@ -53,13 +53,19 @@ def samples_of(path: Path) -> Any:
         return np.concatenate(list(sound_samples(file, RATE, 3600.0)))
 
 
-def clips(*languages: str) -> list[Clip]:
-    """Windows of `speech`, and the sound files of these languages; of all languages where none is named."""
+def windows() -> list[Clip]:
+    """Windows of `speech`."""
     found = []
     for name in ("jfk.wav", "two_cities.wav"):
         samples = file_of(name)
         found += [Clip(f"{name} from {start // RATE} s", "en", samples[start : start + WINDOW])
                   for start in range(0, len(samples), WINDOW)]  # fmt: skip
+    return found
+
+
+def clips(*languages: str) -> list[Clip]:
+    """Windows of `speech`, and the sound files of these languages; of all languages where none is named."""
+    found = windows()
     paths = sorted((FOLDER / "clips").glob("*/*.wav"))
     if not paths:
         pytest.skip(f"needs {FOLDER / 'clips'}: set LLMSTACK_SPEECH")
@@ -97,8 +103,8 @@ class TrainedReference:
         is_multilingual = self.model.generation_config.is_multilingual
         asked = {"language": clip.language, "task": "transcribe"} if is_multilingual else {}
         found = self.model.generate(
-            self._features(clip), do_sample=False, num_beams=1, max_new_tokens=MAX_TOKENS, return_timestamps=has_times,
-            force_unique_generate_call=True, **asked, **options,
+            self._features(clip), do_sample=False, max_new_tokens=MAX_TOKENS, return_timestamps=has_times,
+            force_unique_generate_call=True, **asked, **{"num_beams": 1, **options},
         )[0].tolist()  # fmt: skip
         kept = [token for token in found if token != self.model.generation_config.eos_token_id]
         return kept[len(prompt) :] if kept[: len(prompt)] == prompt else kept
