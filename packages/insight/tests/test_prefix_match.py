@@ -116,6 +116,13 @@ def test_a_prompt_that_was_found_whole_needs_no_sentence(recorded: Recorded) -> 
     recorded.run("r", SYSTEM)
     made = recorded.explained("r")
     assert made.facts["cached_tokens"] == 12
+    assert "The rest of its prompt" in match_of(made)
+
+
+def test_a_short_prompt_is_known_as_a_session_only_if_it_has_a_name(recorded: Recorded) -> None:
+    recorded.run("before", SYSTEM, session="chat")
+    recorded.run("r", SYSTEM, session="chat")
+    made = recorded.explained("r")
     assert match_of(made).endswith("100 % of the 12 tokens of that were found.")
     assert "The rest of its prompt" in made.sentences[made.sentences.index(match_of(made)) + 1]
 
