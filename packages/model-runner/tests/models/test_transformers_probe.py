@@ -33,6 +33,12 @@ CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {name: value for name, value in tiny.SMALL.items() if name != "initializer_range"}
 LLAMA = SMALL | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
+SHARED = {
+    "model_type": "gemma4_text", "num_hidden_layers": 2, "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+}  # fmt: skip
+
 
 def load(architecture: str, **values: Any) -> TransformersModel:
     config = getattr(transformers, architecture).config_class(**values).to_dict()
@@ -51,6 +57,10 @@ def load(architecture: str, **values: Any) -> TransformersModel:
         ({"architectures": ["TheirModel"], "model_type": "theirs"}, "no causal language model of that name"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "qwen2"}, "belongs to another class"),
         (LLAMA | {"hidden_size": "many"}, "hidden_size"),
+        (
+            {"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant", "text_config": SHARED},
+            "read the keys and values of another model",
+        ),
     ],
 )
 def test_what_a_configuration_gives_away_is_refused_unloaded(config: dict[str, Any], reason: str) -> None:

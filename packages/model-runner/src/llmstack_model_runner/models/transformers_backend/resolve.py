@@ -24,6 +24,7 @@ from llmstack_model_runner.checkpoint_formats.config import QUANTIZATION_FIELDS
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, register_attention
 
 _DEFAULT_MAX_MODEL_LEN = 2048
+_FIXED_ATTENTION = "its attention cannot be replaced (transformers gives it no pluggable interface)"
 _WHOLES: tuple[tuple[Mapping[str, Any], Any], ...] = (
     (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING),
     (MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING),
@@ -170,6 +171,8 @@ def build_on_meta(
             model: PreTrainedModel = model_class._from_config(config, dtype=dtype, attn_implementation=attention)
     except Exception as error:  # each model has its own checks and exceptions
         reason = f"its config.json makes no model, {type(error).__name__} {_first_line(error)}"
+        if isinstance(error, KeyError) and error.args == (attention,):  # it looks the name up in a table of its own
+            reason = _FIXED_ATTENTION
         raise UnsupportedByTransformersError(model_class.__name__, reason) from error
     return model
 
@@ -208,14 +211,17 @@ def why_unknown(config: Mapping[str, Any], model_type: str, kind: str, *, is_kno
 def _why_refused(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder and a decoder, and only decoders are served"
-    if config.get_text_config() is not config:
+    text = config.get_text_config()
+    if text is not config and getattr(text, "num_kv_shared_layers", 0) == getattr(text, "num_hidden_layers", None):
+        return "its layers read the keys and values of another model"
+    if text is not config:
         return "it has parts beside the text model"
     if getattr(model_class, "_is_stateful", False):
         return "its layers keep a state of their own beside keys and values"
     # The flag, or the table in the module, which some models use without the flag; the probe detects the rest.
     module = sys.modules[model_class.__module__]
     if not model_class._supports_attention_backend and not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
-        return "its attention cannot be replaced (transformers gives it no pluggable interface)"
+        return _FIXED_ATTENTION
     return None
 
 
