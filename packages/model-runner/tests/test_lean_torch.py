@@ -57,6 +57,45 @@ for module, name, part in lean_torch.NAMES:
     assert found_by(f"{LEAN}{use}{code}{REPORT}") == whole
 
 
+ASK_AT_ONCE = """
+import importlib, random, threading
+USES = [
+    "lean_torch.import_parts()",
+    "import torch.export.decomp_utils",
+    "from torch._higher_order_ops.utils import reenter_make_fx",
+    "import torch._prims",
+    "importlib.import_module('torch._meta_registrations')",
+    "assert torch.vmap(torch.sin)(torch.zeros(2)).tolist() == [0, 0]",
+    "torch.utils.data.Dataset, torch.nn.quantized, torch.distributions.Normal",
+    "torch.Generator().manual_seed(0)",
+    "assert callable(torch.utils.checkpoint.checkpoint)",
+    "assert torch.fx.experimental.proxy_tensor.make_fx",
+    "from torch.nn.quantized import Linear",
+    "import torch.ao.quantization",
+]
+random.Random(SEED).shuffle(USES)
+sys.setswitchinterval(1e-5)
+begin, errors = threading.Barrier(len(USES)), []
+def ask(use):
+    begin.wait()
+    try:
+        exec(use, {"torch": torch, "importlib": importlib, "lean_torch": lean_torch})
+    except BaseException as error:
+        errors.append(f"{use}: {error!r}")
+threads = [threading.Thread(target=ask, args=[use], daemon=True) for use in USES]
+for thread in threads: thread.start()
+for thread in threads: thread.join(60)
+errors += [f"{use} waits for ever" for use, thread in zip(USES, threads) if thread.is_alive()]
+import json
+print(json.dumps(errors))
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_threads_that_ask_at_once_all_find_what_they_ask_for(seed: int) -> None:
+    assert found_by(f"{LEAN}SEED = {seed}\n{ASK_AT_ONCE}") == []
+
+
 def test_the_compiler_works_after_a_lean_import() -> None:
     compiled = "torch.compile(lambda x: x * 2 + 1, backend='aot_eager')(torch.ones(2))"
     assert found_by(f"{LEAN}print({compiled}.tolist())") == [3, 3]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Sequence
+from importlib import _bootstrap
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
@@ -31,31 +33,51 @@ NAMES: Final = (
     ("torch", "Generator", "torch._C"),
 )
 """Modules, names in them, and where these are from: parts, and what cannot be used before a part is imported."""
+_OWN_FIND_AND_LOAD: Final = vars(_bootstrap)["_find_and_load"]
+
+_lock = threading.RLock()
+_is_lean = False
 
 
 def import_lean() -> None:
     """Imports PyTorch without the parts, unless it is imported already or its version is not known."""
+    global _is_lean
     if "torch" in sys.modules or not _is_known():
         return
-    sys.meta_path.insert(0, _PARTS)
+    placeholders = _Placeholders()
+    sys.meta_path.insert(0, placeholders)
     try:
         importlib.import_module("torch")
     finally:
-        _PARTS.end_placeholders()
+        sys.meta_path.remove(placeholders)
+        _end_placeholders()
     for name, module in list(sys.modules.items()):
         if (name == "torch" or name.startswith("torch.")) and "__path__" in vars(module):
             _ask_for_parts(module)
+    _is_lean = True
+    vars(_bootstrap)["_find_and_load"] = _find_and_load
 
 
 def import_parts() -> None:
-    """Imports the parts that were left out. What loads code of others, which may use any of them, calls it before."""
-    if _PARTS not in sys.meta_path:
-        return
-    sys.meta_path.remove(_PARTS)
-    for name in PARTS:
-        importlib.import_module(name)
-    for module, name, part in NAMES:
-        setattr(sys.modules[module], name, getattr(sys.modules[part], name))
+    """Imports the parts that were left out. What loads code of others, which may use any of them, calls it before.
+
+    One thread imports them, and others that ask wait for all of them: they import each other, so two threads that
+    begin at two of them would each find modules that the other has not finished.
+    """
+    global _is_lean
+    with _lock:
+        if not _is_lean:  # also where a part asks for another while it is imported
+            return
+        _is_lean = False
+        try:
+            for name in PARTS:
+                importlib.import_module(name)
+        except BaseException:
+            _is_lean = True
+            raise
+        for module, name, part in NAMES:
+            setattr(sys.modules[module], name, getattr(sys.modules[part], name))
+        vars(_bootstrap)["_find_and_load"] = _OWN_FIND_AND_LOAD
 
 
 def _is_known() -> bool:
@@ -65,47 +87,36 @@ def _is_known() -> bool:
         return False
 
 
-class _Parts(MetaPathFinder, Loader):
-    """Finds empty modules in place of the parts while PyTorch is imported. The next module of it imports all parts."""
+def _find_and_load(name: str, *rest: Any) -> Any:
+    """What an import of a module that is not in memory calls: the next one of PyTorch imports all parts before it.
 
-    def __init__(self) -> None:
-        self._is_importing = True
-        self._spec: ModuleSpec | None = None
+    A finder would come too late. Its thread has the locks of that module and of its parents by then, and the thread
+    that imports the parts would wait for them for ever.
+    """
+    if name.startswith("torch.") and _exists(name):
+        import_parts()
+    return _OWN_FIND_AND_LOAD(name, *rest)
+
+
+def _exists(name: str) -> bool:
+    """Whether there is such a module, as far as its parent tells; it may be a part's."""
+    parent = sys.modules.get(name.rpartition(".")[0])
+    return parent is None or PathFinder.find_spec(name, getattr(parent, "__path__", [])) is not None
+
+
+class _Placeholders(MetaPathFinder, Loader):
+    """Finds empty modules in place of the parts while PyTorch is imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """For a part, or later for any module of PyTorch that exists; None for all others."""
-        if self._is_importing:
-            return ModuleSpec(name, self, is_package=True) if name in PARTS else None
-        is_found = name.startswith("torch.") and PathFinder.find_spec(name, path, target) is not None
-        return ModuleSpec(name, self) if is_found else None
+        """For a part; None for all others."""
+        return ModuleSpec(name, self, is_package=True) if name in PARTS else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """An empty module, or the one of that name after all parts are imported."""
-        if self._is_importing:
-            return _Placeholder(spec.name)
-        import_parts()
-        module = importlib.import_module(spec.name)  # by other finders
-        self._spec = module.__spec__
-        return module
+        """A module without names of its own."""
+        return _Placeholder(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """A module of other finders keeps its own specification."""
-        if not self._is_importing:
-            module.__spec__ = self._spec
-
-    def end_placeholders(self) -> None:
-        """Takes the empty modules and their names away."""
-        self._is_importing = False
-        for name in PARTS:
-            parent, _, child = name.rpartition(".")
-            sys.modules.pop(name, None)
-            vars(sys.modules.get(parent, ModuleType(parent))).pop(child, None)
-        for module, name, _ in NAMES:
-            if module == "torch" and module in sys.modules:
-                vars(sys.modules[module]).pop(name, None)
-
-
-_PARTS: Final = _Parts()
+        """Leaves the module as it is."""
 
 
 class _Placeholder(ModuleType):
@@ -113,6 +124,17 @@ class _Placeholder(ModuleType):
         if any((name, self.__name__) == known[1:] for known in NAMES):
             return type(name, (), {})  # of use in annotations, as in `X | None`
         raise AttributeError(f"module {self.__name__!r} is left out, and {name!r} of it is needed")
+
+
+def _end_placeholders() -> None:
+    """Takes the empty modules and their names away."""
+    for name in PARTS:
+        parent, _, child = name.rpartition(".")
+        sys.modules.pop(name, None)
+        vars(sys.modules.get(parent, ModuleType(parent))).pop(child, None)
+    for module, name, _ in NAMES:
+        if module == "torch" and module in sys.modules:
+            vars(sys.modules[module]).pop(name, None)
 
 
 def _ask_for_parts(parent: ModuleType) -> None:
@@ -127,7 +149,7 @@ def _ask_for_parts(parent: ModuleType) -> None:
             if name in names:
                 return getattr(importlib.import_module(names[name]), name)
             if child in PARTS:
-                return importlib.import_module(child)  # another thread may be about to
+                return importlib.import_module(child)
             if name in vars(parent):
                 return vars(parent)[name]
         if own is not None:
