@@ -209,3 +209,18 @@ def test_the_example_of_the_page_is_such_a_file(tmp_path: Path):
     refused = page.split("refused at the start, by name:", 1)[1].split("There are no", 1)[0]
     for flag in ("--max-file-bytes", "--default-mm-loras", "--api-server-count", "--trace", "--swap-space"):
         assert flag in refused
+
+
+def test_each_model_has_its_folder_and_its_part_of_the_bytes_on_disk(tmp_path: Path):
+    path = write(
+        tmp_path,
+        GOOD + "  a/two: {model: /m, memory: 1G, flags: {kv_cache_disk_bytes: 3M}}\n"
+        f"  three: {{model: /m, memory: 1G, flags: {{kv_cache_dir: {tmp_path}/own}}}}\n",
+    )
+    line = ["--kv-cache-dir", f"{tmp_path}/cache/", "--kv-cache-disk-bytes", "9M"]
+    engines = [model.config.engine for model in models_of(config("--models", path, *line)).models]
+    folders = [engine.kv_cache_dir for engine in engines]
+    assert str(folders[0]).startswith(f"{tmp_path}/cache.one.")
+    assert str(folders[1]).startswith(f"{tmp_path}/cache.a%2Ftwo.")
+    assert folders[2] == f"{tmp_path}/own"
+    assert [engine.kv_cache_disk_bytes for engine in engines] == [3 << 20, 3 << 20, 9 << 20]

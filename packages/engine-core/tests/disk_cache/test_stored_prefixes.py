@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_core_helpers.cache_runner import BLOCK_SIZE
-from engine_core_helpers.disk_core import PROMPT, Core
+from engine_core_helpers.disk_core import PROMPT, SPEC, Core
 
+from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.disk_cache import open_store, prefix_reads
 from llmstack_engine_core.disk_cache.prefix_store import PrefixStore
 from llmstack_engine_core.disk_cache.write_behind import Pace
-from llmstack_types import (
-    EngineStartError,
-)
+from llmstack_engine_core.stages import PrefixStage
+from llmstack_types import EngineStartError, ModelRunnerConfig
 
 NUM_STORED_TOKENS = 148
 
@@ -271,3 +272,15 @@ def test_work_keeps_to_its_share():
             now_s += 0.1
     assert spent_s <= 0.02 * (200.0 - 100.0 + 10.0) + 0.01
     assert spent_s >= 0.02 * 100.0
+
+
+def test_a_model_that_finds_no_prefixes_keeps_none_and_says_so(folder: Path, caplog: pytest.LogCaptureFixture):
+    found: Any = Core(folder)
+    found.close()
+    before = sorted(os.listdir(folder))
+    config = EngineConfig(ModelRunnerConfig(""), kv_cache_dir=str(folder))
+    spec = replace(SPEC, is_causal=False)
+    stage = open_store.make_stored_prefixes(config, found.scheduler, found.runner, spec, found.core.ready)
+    assert type(stage) is PrefixStage
+    assert caplog.messages[-1] == f"--kv-cache-dir {folder}: the model is not causal, so that nothing is kept"
+    assert sorted(os.listdir(folder)) == before

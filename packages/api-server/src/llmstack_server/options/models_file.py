@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from llmstack_server.options.config_file import MAX_FILE_BYTES, read_mapping
 from llmstack_server.options.process_options import read_duration
@@ -17,6 +19,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
 _SIZE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([KMGT])(?:iB|B)?")
 _SIZE_TO_BYTES: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _REQUIRED: Final = object()
+_MAX_SHOWN_CHARS: Final = 100
+"""Of a model's name, in those of its files; such names have 255 at most."""
 
 
 class ModelEntry(NamedTuple):
@@ -39,6 +43,12 @@ class ModelEntry(NamedTuple):
     sleep_level: int
     aliases: tuple[str, ...]
     flags: Mapping[str, object]
+
+    @property
+    def file_name(self) -> str:
+        """What stands for its name in names of files and folders: no two models have the same."""
+        shown = quote(self.name, safe="")[:_MAX_SHOWN_CHARS]
+        return f"{shown}.{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
 
 
 class ModelsFile(NamedTuple):

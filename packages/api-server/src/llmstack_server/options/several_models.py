@@ -66,7 +66,6 @@ _NOT_FOR_ALL: Final[Mapping[str, str]] = {
     "lora_modules": "adapters belong to one model",
     "lora_root": "adapters belong to one model",
     "record_steps": _ONE_FILE,
-    "kv_cache_dir": "the engine cores would share a folder",
     "kv_events_config": _ONE_PLACE,
     "kv_transfer_config": _ONE_PLACE,
 }
@@ -107,6 +106,7 @@ def serve_config(settings: Settings) -> ServeConfig:
             given = found | {
                 "models": None, "model": entry.model, "served_model_name": (entry.name, *entry.aliases),
                 "idle_sleep": entry.idle_sleep_s, "idle_sleep_level": entry.sleep_level,
+                **_part_of_disk(front.settings, entry, found, len(file.models)),
             }  # fmt: skip
             models.append(ServedModel(entry, config_from(front.settings.replaced(_FLAG, **given))))
         except ServeError as error:
@@ -116,6 +116,16 @@ def serve_config(settings: Settings) -> ServeConfig:
         raise ServeError("\n".join(problems), exit_code=2)
     shown = settings.replaced(served_model_name=names, api_key=front.settings["api_key"])
     return replace(front, models=ServedModels(file, tuple(models)), model_choice=None, settings=shown)
+
+
+def _part_of_disk(line: Settings, entry: ModelEntry, own: Mapping[str, object], num_models: int) -> dict[str, object]:
+    """The folder beside `--kv-cache-dir` of the line for the prefixes of one model, and its part of the bytes."""
+    if line["kv_cache_dir"] is None or "kv_cache_dir" in own:
+        return {}
+    part: dict[str, object] = {"kv_cache_dir": f"{line['kv_cache_dir'].rstrip('/')}.{entry.file_name}"}
+    if "kv_cache_disk_bytes" in own:
+        return part
+    return part | {"kv_cache_disk_bytes": max(line["kv_cache_disk_bytes"] // num_models, 1 << 20)}
 
 
 def _unknown_models(front: ServeConfig, path: str, known: set[str]) -> Iterator[str]:

@@ -54,7 +54,7 @@ def with_state(config: ServeConfig, models: ServedModels) -> ServedModels:
     """
     state_dir, found = config.http.state_dir, []
     for model in models.models:
-        folder = None if state_dir is None else folder_of_model(state_dir, model.entry.name)
+        folder = None if state_dir is None else folder_of_model(state_dir, model.entry.file_name)
         http = replace(model.config.http, state_dir=folder)
         secret = config.deployment_secret
         found.append(model._replace(config=replace(model.config, http=http, deployment_secret=secret)))

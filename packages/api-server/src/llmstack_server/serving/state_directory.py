@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from urllib.parse import quote
 
 from llmstack_engine_core.private_folder import (
     NUM_SECRET_BYTES,
@@ -21,8 +19,6 @@ from llmstack_server.state.state_folder import SECRET_FILE
 
 LOCK_FILE = "lock"
 MODELS_FOLDER = "models"
-_MAX_SHOWN_CHARS = 100
-"""Of a model's name, in that of its folder; names of files have 255 at most."""
 
 
 @contextmanager
@@ -45,15 +41,14 @@ def deployment_secret(path: str | None) -> Iterator[bytes]:
         yield secret
 
 
-def folder_of_model(path: str, name: str) -> str:
+def folder_of_model(path: str, file_name: str) -> str:
     """The folder of one of several models in that of the server, as private; it is made where there is none.
 
     Raises:
         ServeError: It is not ours alone.
     """
-    shown = quote(name, safe="")[:_MAX_SHOWN_CHARS]
     of_all = os.path.join(path, MODELS_FOLDER)
-    of_one = os.path.join(of_all, f"{shown}.{hashlib.sha256(name.encode()).hexdigest()[:16]}")
+    of_one = os.path.join(of_all, file_name)
     for folder in (of_all, of_one):
         with _refusals(path):
             os.close(open_folder(f"--state-dir {folder}", folder))

@@ -34,10 +34,12 @@ def make_stored_prefixes(
     if config.kv_cache_dir is None:
         return PrefixStage()
     name = f"--kv-cache-dir {config.kv_cache_dir}"
+    if not spec.is_causal:  # one of several models, perhaps: as in memory, its prefixes are of no use
+        logger.warning("%s: the model is not causal, so that nothing is kept", name)
+        return PrefixStage()
     for is_possible, reason in (
         (hasattr(runner, "read_kv_blocks"), "the model runner does not hand out KV blocks"),
         (not spec.table_groups, "layers with sliding windows need --disable-hybrid-kv-cache-manager"),
-        (spec.is_causal, "the model is not causal, so that no prefix is ever found"),
     ):  # fmt: skip
         if not is_possible:
             raise EngineStartError(f"{name}: {reason}")
