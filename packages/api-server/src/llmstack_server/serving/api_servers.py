@@ -197,8 +197,8 @@ class ApiServers:
         for worker in self._workers.values():
             worker.send({"all_serve": True})
         stages = {**self.timer.stage_to_s, **self._start_event["stages"]}
-        text, is_generative = self._start_event["summary"]
-        summary = ReadySummary(f"{text}, {len(self._workers)} API processes", is_generative)
+        summary = ReadySummary(*self._start_event["summary"])
+        summary = summary._replace(text=f"{summary.text}, {len(self._workers)} API processes")
         address = address_of(self.config.http, self.listener)
         log_ready(address, self.timer.total_s, summary, stages, self.config.http)
 

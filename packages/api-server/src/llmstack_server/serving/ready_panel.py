@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,17 +25,22 @@ class ReadySummary(NamedTuple):
     Attributes:
         text: The model, its data type and its device.
         is_generative: Whether it completes text; else it computes vectors.
+        transcriber: The name of a model that transcribes, which takes files of sound alone; empty for every other.
     """
 
     text: str
     is_generative: bool = True
+    transcriber: str = ""
 
 
 def ready_summary(state: ServerState) -> ReadySummary:
     """The summary of this process's server."""
     ready = state.ready
     device = "" if ready is None else f", {ready.dtype} on {ready.device}, up to {ready.max_model_len} tokens"
-    return ReadySummary(f"model {state.served_model_name}{device}", ready is None or ready.is_generative)
+    name, engine = state.served_model_name, state.opened_engine
+    transcribes = engine is not None and engine.speech is not None
+    is_generative = ready is None or ready.is_generative
+    return ReadySummary(f"model {name}{device}", is_generative, name if transcribes else "")
 
 
 def log_ready(address: str, total_s: float, summary: ReadySummary, stages: dict[str, float], http: HTTPConfig) -> None:
@@ -64,9 +70,16 @@ def _pages(summary: ReadySummary, http: HTTPConfig) -> list[tuple[str, str]]:
 
 
 def _request(address: str, summary: ReadySummary, http: HTTPConfig) -> str:
-    path, body = "/v1/completions", '{"prompt": "Once upon a time", "max_tokens": 40}'
-    if not summary.is_generative:
-        path, body = "/v1/embeddings", '{"input": "Once upon a time"}'
+    path, given = "/v1/completions", _json_body('{"prompt": "Once upon a time", "max_tokens": 40}')
+    if summary.transcriber:
+        model = shlex.quote(f"model={summary.transcriber}")
+        path, given = "/v1/audio/transcriptions", f"-F file=@speech.wav -F {model}"
+    elif not summary.is_generative:
+        path, given = "/v1/embeddings", _json_body('{"input": "Once upon a time"}')
     where = f"{address}{path}" if http.uds is None else f"--unix-socket {http.uds} http://localhost{path}"
     key = ' -H "Authorization: Bearer $LLMSTACK_API_KEY"' if http.api_keys else ""
-    return f"curl {where}{key} -H 'Content-Type: application/json' -d '{body}'"
+    return f"curl {where}{key} {given}"
+
+
+def _json_body(text: str) -> str:
+    return f"-H 'Content-Type: application/json' -d '{text}'"
