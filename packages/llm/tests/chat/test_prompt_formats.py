@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from llmstack_llm.requests import ChatPrompt
 from llmstack_llm.testing import byte_tokenizer
 from llmstack_llm.text.prompt_formats import PROMPT_FORMATS, format_text, with_known_tokens
 from llmstack_llm.text.tokenizer import Tokenizer
+from llmstack_model_files import SPEECH_ARCHITECTURE
 from llmstack_types import InvalidRequestError
 
 SPECIALS = ["<s>", "</s>", "<｜User｜>", "<｜Assistant｜>", "<|turn>", "<turn|>", "<|message_user|>", "<|end_message|>"]
@@ -260,6 +262,15 @@ def test_chats_with_tools_have_the_known_name_too():
     assert template.tool_template is None  # the same
     text = ChatRenderer(template, tokenizer).render(ChatPrompt(HELLO, tools=[WEATHER])).text
     assert "tool_declare<|unused_200024|>[" in text
+
+
+@pytest.mark.parametrize(("architecture", "is_said"), [("GPT2LMHeadModel", True), (SPEECH_ARCHITECTURE, False)])
+def test_a_model_that_could_chat_is_said_to_have_no_template(
+    architecture: str, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = cast("ModelConfig", SimpleNamespace(tokenizer_path=tmp_path, architecture=architecture))
+    load_chat_template(config, Tokenizer(byte_tokenizer(SPECIALS), {}), None)
+    assert ("no chat template" in caplog.text) is is_said
 
 
 def test_gemma_4_with_tools_and_thoughts():

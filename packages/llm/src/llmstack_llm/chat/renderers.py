@@ -17,6 +17,7 @@ from llmstack_llm.requests import ChatPrompt, RenderedPrompt
 from llmstack_llm.text.gate import MAX_LARGE_CHARS
 from llmstack_llm.text.prompt_formats import with_known_tokens
 from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP, Tokenizer
+from llmstack_model_files import SPEECH_ARCHITECTURE
 from llmstack_types.vocabulary import MediaKind
 
 logger = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ def load_chat_template(
         find_chat_template(model_config.tokenizer_path, config, override=override, has_tools=has_tools)
         for has_tools in (False, True)
     )
-    if source is None and tokenizer is not None:
+    if source is None and tokenizer is not None and model_config.architecture != SPEECH_ARCHITECTURE:
         logger.warning("the model has no chat template: messages are joined by newlines (chat_template sets one)")
     if tokenizer is not None:
         source, tool_source = (
