@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from llmstack_core_scheduler import Scheduler, SchedulerConfig, SpeculativeConfig
 from llmstack_core_scheduler.draft_costs import (
     NUMS_DRAFTS,
+    QUANTIZED,
+    QUANTIZED_STEP_BYTES,
+    QUANTIZED_STEP_COSTS,
     SMALL_STEP_BYTES,
     SMALL_STEP_COSTS,
     STEP_BYTES,
@@ -141,6 +144,25 @@ def test_measured_costs_are_those_of_the_table_and_linear_between(variant):
 
 def test_a_variant_that_was_not_measured_has_no_costs():
     assert draft_costs("portable", 1, 4) == draft_costs("portable", 1, 4, SMALL_STEP_BYTES) == ()
+
+
+@pytest.mark.parametrize("variant", QUANTIZED_STEP_COSTS)
+def test_weights_of_few_bits_have_costs_of_their_own(variant):
+    name = variant + QUANTIZED
+    for num_rows, costs in QUANTIZED_STEP_COSTS[variant].items():
+        found = draft_costs(name, num_rows, 8, QUANTIZED_STEP_BYTES)
+        assert [found[number] for number in NUMS_DRAFTS] == pytest.approx(costs)
+    assert draft_costs(name, 1, 8)[1] > 1.1 * draft_costs(variant, 1, 8)[1]
+    small = draft_costs(name, 1, 8, SMALL_STEP_BYTES)
+    assert [small[number] for number in NUMS_DRAFTS] == pytest.approx(SMALL_STEP_COSTS[variant][1])
+    wrong = run(DraftLengths(replace(CONFIG, variant=name)), is_right=False)
+    assert sum(draft_costs(name, 1, 8)[number] - 1.0 for number in wrong) / len(wrong) < 0.02
+    assert run(DraftLengths(replace(CONFIG, variant=name)), is_right=True)[-1] >= 3
+
+
+def test_a_variant_whose_quantized_weights_were_not_measured_has_the_costs_of_others():
+    assert draft_costs("avx512bf16" + QUANTIZED, 4, 8) == draft_costs("avx512bf16", 4, 8)
+    assert draft_costs("portable" + QUANTIZED, 1, 4) == ()
 
 
 @pytest.mark.parametrize("variant", STEP_COSTS)

@@ -205,6 +205,23 @@ def test_adaptive_drafts_know_the_costs_of_the_native_variant(linear: str, varia
     assert choose_drafts(fixed, {"linear": linear}) == fixed
 
 
+@pytest.mark.parametrize(
+    ("quantization", "variant"),
+    [
+        ("int4", "avx2 quantized"),
+        ("gguf of the checkpoint", "avx2 quantized"),
+        ("int4, widened again, which saves neither memory nor time", "avx2"),
+        ("", "avx2"),
+    ],
+)
+def test_weights_of_few_bits_have_other_costs_of_drafts(quantization: str, variant: str) -> None:
+    config = SchedulerConfig(speculative=SpeculativeConfig("ngram", 6, is_adaptive=True))
+    backends = {"linear": "native (avx2)", "quantization": quantization}
+    speculative = choose_drafts(config, backends).speculative
+    assert speculative is not None
+    assert speculative.variant == variant
+
+
 def test_long_prompts_let_no_others_go_first_where_a_model_has_states() -> None:
     runner = EchoModelRunner(ModelRunnerConfig("echo"))
     runner.load_model()

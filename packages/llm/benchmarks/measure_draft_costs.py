@@ -11,10 +11,11 @@ only add to a step's time, by what they take of caches and memory. So the first 
 again, on a quieter machine.
 
 Run it for each native variant and both models, and put what it prints into `draft_costs.py` of the scheduler: decisions
-about drafts read these tables in place of a clock.
+about drafts read these tables in place of a clock. `--gguf` measures weights of few bits.
 
     python packages/llm/benchmarks/measure_draft_costs.py
     python packages/llm/benchmarks/measure_draft_costs.py --small
+    python packages/llm/benchmarks/measure_draft_costs.py --gguf SmolLM2-135M-Instruct.Q4_1.gguf
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch
 from llmstack_core_scheduler.protocols import DraftOwner
 from llmstack_demo_model import model_path
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
+from llmstack_gguf.folder import model_folder
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 GPT2 = {
@@ -65,13 +67,16 @@ class WrongDrafts:
         """There is nothing to forget."""
 
 
-def make_core(drafts: WrongDrafts, *, is_small: bool) -> EngineCore:
+def make_core(drafts: WrongDrafts, *, is_small: bool, gguf: Path | None) -> EngineCore:
     """An engine core whose drafts are those."""
     with tempfile.TemporaryDirectory() as made:
         (Path(made) / "config.json").write_text(json.dumps(GPT2))
         folder, load_format = (str(model_path()), "auto") if is_small else (made, "dummy")
+        if gguf is not None:
+            folder, load_format = str(model_folder(gguf)), "gguf"
+        dtype = "bfloat16" if gguf is None else "auto"
         model = ModelRunnerConfig(
-            folder, dtype="bfloat16", load_format=load_format, device="cpu", max_num_drafts=max(NUMS_DRAFTS), **LIMITS
+            folder, dtype=dtype, load_format=load_format, device="cpu", max_num_drafts=max(NUMS_DRAFTS), **LIMITS
         )
         scheduler = SchedulerConfig(speculative=SpeculativeConfig("ngram", max(NUMS_DRAFTS)), **LIMITS)
         core = build_engine_core(
@@ -119,10 +124,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4, help="of 10 steps of each kind (default: 4)")
     parser.add_argument("--small", action="store_true", help="the demo model in place of GPT-2's shape")
+    parser.add_argument("--gguf", type=Path, help="a file in place of GPT-2's shape")
     options = parser.parse_args()
     torch.set_num_threads(1)  # else a part of the work would be another thread's time
     drafts = WrongDrafts()
-    core = make_core(drafts, is_small=options.small)
+    core = make_core(drafts, is_small=options.small, gguf=options.gguf)
     print("rows: times of", ", ".join(f"{number} drafts" for number in NUMS_DRAFTS))
     for num_rows in NUMS_ROWS:
         seconds = measure(core, drafts, num_rows, options.rounds)

@@ -53,13 +53,34 @@ AMD EPYC (Zen 5), 2026-11-30, at a load average of 8 with a doubt of up to 0.28:
 `avx2` on that processor.
 """
 
+QUANTIZED: Final = " quantized"
+"""What the name of a variant ends with where it computes from weights of few bits."""
+
+QUANTIZED_STEP_COSTS: Final[Mapping[str, Mapping[int, Sequence[float]]]] = {
+    "avx2": {
+        1: (1.00, 1.22, 1.64, 1.87, 2.30, 3.40, 3.94),
+        2: (1.00, 1.45, 2.10, 2.74, 3.53, 4.54, 5.65),
+        4: (1.00, 2.13, 2.65, 3.62, 4.66, 6.02, 7.38),
+        8: (1.00, 1.88, 2.79, 3.53, 4.22, 5.71, 7.33),
+    },
+}
+"""The same of weights of few bits, whose numbers are computed for each token and not only read once for a step.
+
+SmolLM2-135M in Q4_1, AMD EPYC (Zen 3), 2026-12-01, a busy machine: medians of five runs for one row, one run for more.
+GPT-2's shape in `int8` and `int4` has the same costs of one row, and in `int8_dynamic` and `int4_dynamic` up to 0.25
+less of each. Variants that are not here have the costs of weights in full precision.
+"""
+
 STEP_BYTES: Final = 248_879_616
 SMALL_STEP_BYTES: Final = 9_733_632
-"""What a step of each of the two models reads of weights."""
+QUANTIZED_STEP_BYTES: Final = 81_413_280
+"""What a step of each of the three models reads of weights."""
 
 
 def draft_costs(variant: str, num_rows: int, max_num_drafts: int, step_bytes: int = 0) -> Sequence[float]:
     """The costs of 0 to `max_num_drafts` drafts in each of so many rows; empty for a variant that was not measured.
+
+    `variant` is the name of one, with `QUANTIZED` behind it for weights of few bits.
 
     Between the columns they are linear, and beyond the last one too. Of two numbers of rows the larger counts,
     and of more rows than were measured the largest that was.
@@ -67,20 +88,25 @@ def draft_costs(variant: str, num_rows: int, max_num_drafts: int, step_bytes: in
     What the small model's costs are above the other's is time that a step with drafts takes whatever the model is. So
     between the two it falls as the bytes of a step grow: it is linear in their inverse. 0 bytes are unknown ones.
     """
-    if variant not in STEP_COSTS:
+    name = variant.removesuffix(QUANTIZED)
+    if name not in STEP_COSTS:
         return ()
-    costs = _of_rows(STEP_COSTS[variant], num_rows, max_num_drafts)
-    share = _share_of_small(step_bytes)
+    table, measured_bytes = STEP_COSTS[name], STEP_BYTES
+    if name != variant and name in QUANTIZED_STEP_COSTS:
+        table, measured_bytes = QUANTIZED_STEP_COSTS[name], QUANTIZED_STEP_BYTES
+    costs = _of_rows(table, num_rows, max_num_drafts)
+    share = _share_of_small(step_bytes, measured_bytes)
     if not share:
         return costs
-    small = _of_rows(SMALL_STEP_COSTS[variant], num_rows, max_num_drafts)
+    small = _of_rows(SMALL_STEP_COSTS[name], num_rows, max_num_drafts)
     return [own + share * (other - own) for own, other in zip(costs, small, strict=True)]
 
 
-def _share_of_small(step_bytes: int) -> float:
-    if not 0 < step_bytes < STEP_BYTES:
+def _share_of_small(step_bytes: int, measured_bytes: int) -> float:
+    if not 0 < step_bytes < measured_bytes:
         return 0.0
-    return (1 / max(step_bytes, SMALL_STEP_BYTES) - 1 / STEP_BYTES) / (1 / SMALL_STEP_BYTES - 1 / STEP_BYTES)
+    least = 1 / measured_bytes
+    return (1 / max(step_bytes, SMALL_STEP_BYTES) - least) / (1 / SMALL_STEP_BYTES - least)
 
 
 def _of_rows(table: Mapping[int, Sequence[float]], num_rows: int, max_num_drafts: int) -> list[float]:

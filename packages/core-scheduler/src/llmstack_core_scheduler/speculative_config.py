@@ -51,8 +51,8 @@ class SpeculativeConfig:
         max_num_step_tokens: Most tokens of a step with drafts, if they are adaptive.
         needs_equal_bits: Whether there are drafts only where a row has the same bits in every batch.
         model: The draft model, by name or folder; empty for a method without one.
-        variant: The native variant whose measured costs count in place of `token_cost`, as `draft_costs` names it. The
-            engine core sets it.
+        variant: The native variant whose measured costs count in place of `token_cost`, as `draft_costs` names it, with
+            weights of few bits apart. The engine core sets it.
         step_bytes: Bytes of weights that a step reads, by which the measured costs of two models are joined; 0 where
             unknown. The engine core sets it where it is 0.
         draft_cost: The time that a model takes to make one more draft of every row, over the time of a step of one

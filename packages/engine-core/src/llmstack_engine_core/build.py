@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
 from llmstack_core_scheduler import SchedulerConfig
+from llmstack_core_scheduler.draft_costs import QUANTIZED
 from llmstack_engine_core.adapter_gate import make_adapter_gate
 from llmstack_engine_core.audits import DEFAULT_SHARE, TOLERANCE, Audits
 from llmstack_engine_core.beams import BeamSearches
@@ -309,9 +310,14 @@ def choose_drafts(
 
 
 def _native_variant(backends: Mapping[str, str]) -> str:
-    """The variant of the native kernels that compute linear layers, as in `native (avx2)`; empty without them."""
+    """The variant of the native kernels that compute linear layers, as in `native (avx2)`; empty without them.
+
+    `QUANTIZED` is behind it where they compute from weights of few bits.
+    """
     name, _, note = backends.get("linear", "").partition(" (")
-    return note.partition(")")[0] if name == "native" else ""
+    quantization = backends.get("quantization", "")
+    ending = QUANTIZED if quantization and "widened" not in quantization else ""
+    return note.partition(")")[0] + ending if name == "native" else ""
 
 
 def choose_stage_tokens(config: SchedulerConfig, device: str) -> SchedulerConfig:
