@@ -3,9 +3,15 @@
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmstack_kv_cache import KVCacheManager, session_ledger
 from llmstack_kv_cache.computed_tokens import CAUSES
+from llmstack_kv_cache.session_ledger import SessionLedger
+from llmstack_kv_cache.session_order import SessionOrder
+from llmstack_kv_cache.session_snapshot import ledger_state, restore_ledger
+from llmstack_kv_cache.session_turns import Tenant
 from llmstack_kv_cache.snapshot import restore_snapshot, take_snapshot
 
 SIZE = 4
@@ -118,6 +124,92 @@ def test_a_session_is_released_by_its_name_and_its_owner(cache):
     assert cache.release_sessions("a", "mine") == (1, 0)
     assert chat(cache, "again", [*text, 1], 1.0, owner="a") == 0
     assert computed(cache)["released"] == 40
+
+
+def test_a_release_looks_at_the_turns_of_its_session_alone(cache, monkeypatch):
+    text = list(range(40))
+    chat(cache, "r", text, owner="a", name="mine")
+    chat(cache, "other", own(1, 40), 1.0, owner="a", name="other")
+
+    def fail(tenant):
+        raise AssertionError("the turns of all sessions were looked at")
+
+    monkeypatch.setattr(Tenant, "turns", property(fail))
+    assert cache.release_sessions("a", "unknown") == (0, 0)
+    assert cache.release_sessions("a", "mine") == (1, 40)
+
+
+NAMES = ("", "x", "y")
+CALLS = st.one_of(
+    st.tuples(
+        st.just("begin"), st.integers(0, 5), st.integers(0, 2), st.integers(3, 6), st.sampled_from("abcd"),
+        st.sampled_from("pq"), st.sampled_from(NAMES),
+    ),
+    st.tuples(st.just("end"), st.integers(0, 5), st.booleans()),
+    st.tuples(st.just("release"), st.sampled_from("pq"), st.sampled_from(NAMES[1:])),
+    st.tuples(st.just("reset")),
+    st.tuples(st.just("snapshot")),
+)  # fmt: skip
+
+
+def walked(ledger):
+    """The known sessions that have a name, by their owner and it."""
+    known = [turn.running.session for tenant in ledger.tenants.values() for turn in tenant.turns]
+    known += [running.session for running in ledger.running.values()]
+    named = {}
+    for session in known:
+        if session.name:
+            named.setdefault((session.owner, session.name), set()).add(session)
+    return named
+
+
+def after(ledger, call):
+    """The ledger after a call: a new one after a snapshot."""
+    what, *facts = call
+    if what == "begin":
+        number, text, num_blocks, salt, owner, name = facts
+        token_ids = [*own(text // 2, 8), *own(text, num_blocks * SIZE - 8)]
+        ledger.begin(f"r{number}", token_ids, salt, 0, owner, name=name)
+    elif what == "end":
+        ledger.end(f"r{facts[0]}", 0 if facts[1] else 40, ANSWER)
+    elif what == "release":
+        for session in ledger.named(*facts):
+            ledger.release(session)
+    elif what == "reset":
+        ledger.reset()
+    else:
+        state, ledger = ledger_state(ledger, []), type(ledger)(SIZE)
+        restore_ledger(ledger, state, [], {})
+        assert ledger_state(ledger, []) == state
+    return ledger
+
+
+@given(st.lists(CALLS, max_size=60), st.sampled_from([SessionLedger, SessionOrder]))
+@settings(deadline=None)
+def test_the_sessions_by_name_are_those_that_a_walk_over_all_turns_finds(calls, kind):
+    ledger = kind(SIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("MIN_NUM_TOKENS", 0), ("MAX_TENANTS", 3), ("MAX_PAUSED_TURNS", 3), ("MAX_CONTINUED_TURNS", 2)
+        ):  # fmt: skip
+            patch.setattr(session_ledger, name, value)
+        for now_s, call in enumerate(calls):
+            ledger.now_s = float(now_s)
+            before = ledger
+            ledger = after(ledger, call)
+            named = walked(ledger)
+            assert ledger.names._sessions.keys() == named.keys()
+            for key, sessions in named.items():
+                found = ledger.named(*key)
+                assert len(found) == len(sessions)
+                assert set(found) == sessions
+                if before is not ledger:  # they are released in the same order
+                    assert last_requests(found) == last_requests(before.named(*key))
+
+
+def last_requests(sessions):
+    """The last turns of sessions that have one."""
+    return [session.last.request_id for session in sessions if session.last is not None]
 
 
 def test_the_end_of_a_subagent_leaves_what_its_parent_has(cache):

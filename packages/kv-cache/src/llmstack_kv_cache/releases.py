@@ -22,7 +22,7 @@ class SessionAccounts:
     def release_sessions(self, owner: str, name: str) -> tuple[int, int]:
         """Gives up the sessions of an owner that have a name; how many there were, and the tokens of their free blocks.
 
-        What others share, or might share, stays; what requests hold is given up when they end. O(turns and blocks).
+        What others share, or might share, stays; what requests hold is given up when they end. O(their blocks).
         """
         sessions = [] if self._ledger is None else self._ledger.named(owner, name)
         return len(sessions), sum(map(self._give_up, sessions))

@@ -14,7 +14,7 @@ from llmstack_kv_cache.block import BlockTable
 from llmstack_kv_cache.computed_tokens import CAUSES, OF_DISK_MISS, ComputedTokens
 from llmstack_kv_cache.pauses import PauseClass
 from llmstack_kv_cache.prefix_index import ROOT, Prefix, PrefixIndex
-from llmstack_kv_cache.session_turns import Pause, Running, Session, Tenant, Turn
+from llmstack_kv_cache.session_turns import Pause, Running, Session, SessionNames, Tenant, Turn
 
 MAX_TENANTS = 64
 MAX_PAUSED_TURNS = 512
@@ -68,6 +68,7 @@ class SessionLedger(NoSessions):
         now_s: The time; its caller moves it on.
         computed: Counters of tokens that requests compute, by cause.
         num_turns, num_continued: Counters of the requests, and of those that went on with a session.
+        names: The sessions by their names.
         ended: The turn whose request is freed next.
     """
 
@@ -78,6 +79,7 @@ class SessionLedger(NoSessions):
         self.num_turns = self.num_continued = self.num_pauses = 0
         self.tenants: OrderedDict[str, Tenant] = OrderedDict()
         self.running: dict[str, Running] = {}
+        self.names = SessionNames()
         self.ended: Turn | None = None
         self._ended_tokens: Sequence[int] = ()
         self._returns: deque[Return] = deque(maxlen=MAX_RETURNS)
@@ -135,12 +137,15 @@ class SessionLedger(NoSessions):
             session = self._go_on(tenant, turn, owner)
             if session is not turn.running.session:
                 session.num_shared_blocks = max(num_found, 0 if turn.lost else turn.num_tokens // size)
-        session.owner, session.name = owner, name or session.name
+        self.names.call(session, owner, name or session.name)
         session.is_final |= is_final
         if len(tenant.others) > 1 or owner != tenant.owner:
             tenant.note_found(tenant.owner, max(session.num_shared_blocks, num_found), MAX_TENANTS)
         if tenant.others or owner != tenant.owner:
             tenant.note_found(owner, num_found, MAX_TENANTS)
+        if (before := self.running.get(request_id)) is not None:  # it begins again
+            self.names.end(before.session)
+        self.names.begin(session)
         self.running[request_id] = Running(salt, session, first, num_marked, self._block(token_ids, num_marked))
 
     def resume(self, num_lost_tokens: int) -> None:
@@ -156,9 +161,11 @@ class SessionLedger(NoSessions):
             ending: How it ended, the most general first.
             token_ids: Its prompt and its answer.
         """
-        running = self.running.pop(request_id, None)
-        tenant = None if running is None else self.tenants.get(running.salt)
-        if running is None or tenant is None or not num_tokens:
+        if (running := self.running.pop(request_id, None)) is None:
+            return
+        self.names.end(running.session)
+        tenant = self.tenants.get(running.salt)
+        if tenant is None or not num_tokens:
             return
         self._advance()
         session = running.session
@@ -189,26 +196,22 @@ class SessionLedger(NoSessions):
             turn.evicted_s, turn.evicted_for = self.now_s, request_id
 
     def named(self, owner: str, name: str) -> list[Session]:
-        """The sessions of an owner that have a name. O(turns)."""
-        tenants = [tenant for tenant in self.tenants.values() if tenant.owner == owner or tenant.others]
-        sessions = [turn.running.session for tenant in tenants for turn in tenant.turns]
-        sessions += [running.session for running in self.running.values()]
-        return list(dict.fromkeys(one for one in sessions if one.name == name and one.owner == owner))
+        """The sessions of an owner that have a name. O(their number)."""
+        return self.names.named(owner, name)
 
     def release(self, session: Session) -> tuple[Prefix, int]:
         """Gives up a session: what its blocks make, and how many of them at the beginning may be others'.
 
-        What it computes now is given up when that ends.
+        What it computes now is given up when that ends. O(its turns, and those that begin as it does).
         """
-        session.is_final = any(running.session is session for running in self.running.values())
+        session.is_final = session.num_running > 0
         turn = session.last
         tenant = None if turn is None else self.tenants.get(turn.running.salt)
         if turn is None or tenant is None or turn.lost:
             return ROOT, 0
         prefix, num_kept = turn.prefix, tenant.num_kept_blocks(session)
-        for one in tenant.turns:
-            if one.running.session is session:
-                one.lose("released")
+        for one in session.turns:
+            one.lose("released")
         self._give_up(turn)
         return prefix, num_kept
 
@@ -270,7 +273,7 @@ class SessionLedger(NoSessions):
         if tenant is None:
             if len(self.tenants) >= MAX_TENANTS:
                 self._forget_one()
-            tenant = self.tenants[salt] = Tenant(owner)
+            tenant = self.tenants[salt] = Tenant(owner, self.names)
         self.tenants.move_to_end(salt)
         return tenant
 
@@ -279,8 +282,7 @@ class SessionLedger(NoSessions):
         counts = Counter(tenant.owner for tenant in self.tenants.values())
         most = max(counts.values())
         salt = next(salt for salt, tenant in self.tenants.items() if counts[tenant.owner] == most)
-        for turn in self.tenants.pop(salt).open_turns():
-            turn.pause.is_open = False
+        self.tenants.pop(salt).drop()
 
     def _new_session(self, tenant: Tenant, first: bytes, token_ids: Sequence[int], num_head: int) -> Session:
         """A prompt that continues none."""

@@ -62,11 +62,13 @@ def restore_ledger(ledger: SessionLedger, state: State, segments: Sequence[Segme
     for session, (*_, last) in zip(sessions, state["sessions"], strict=True):
         session.last = None if last < 0 else turns[last]
     for salt, owner, table, longest, others, paused, continued, heads in state["tenants"]:
-        tenant = ledger.tenants[salt] = Tenant(owner)
+        tenant = ledger.tenants[salt] = Tenant(owner, ledger.names)
         tenant.longest, tenant.others = longest, dict(others)
         tenant.table.restore(table)
         tenant.restore((turns[one] for one in paused), (turns[one] for one in continued), heads)
-    ledger.running = {request_id: _running(sessions, running) for request_id, *running in state["running"]}
+    for request_id, *running in state["running"]:
+        ledger.running[request_id] = _running(sessions, running)
+        ledger.names.begin(ledger.running[request_id].session)
     for segment, number in zip(segments, state["segments"], strict=True):
         segment.turn = None if number < 0 else turns[number]
     if isinstance(ledger, SessionOrder):

@@ -68,11 +68,15 @@ class Session:
         num_head_blocks: Its first blocks, that others had when it began.
         num_shared_blocks: Its first blocks that another session had, or might have had, when it began.
         last: Its last turn that has ended.
+        turns: Its turns that are known.
+        num_running: Its requests that have not ended.
         name: What its client calls it; empty for nothing.
         is_final: Whether its blocks are given up when its request ends.
     """
 
-    __slots__ = ("is_final", "kind", "last", "name", "num_head_blocks", "num_shared_blocks", "owner")
+    __slots__ = (
+        "is_final", "kind", "last", "name", "num_head_blocks", "num_running", "num_shared_blocks", "owner", "turns",
+    )  # fmt: skip
 
     def __init__(self, owner: str, kind: PauseClass, num_head_blocks: int, num_shared_blocks: int) -> None:
         self.owner = owner
@@ -80,8 +84,15 @@ class Session:
         self.num_head_blocks = num_head_blocks
         self.num_shared_blocks = num_shared_blocks
         self.last: Turn | None = None
+        self.turns: dict[Turn, None] = {}
+        self.num_running = 0
         self.name = ""
         self.is_final = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a request of it runs, or a turn is known."""
+        return self.num_running > 0 or bool(self.turns)
 
 
 class Running:
@@ -147,6 +158,64 @@ class Turn:
         return num_tokens
 
 
+class SessionNames:
+    """The known sessions that have a name, by their owner and it. Each change is to be passed to it."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[tuple[str, str], dict[Session, None]] = {}
+
+    def named(self, owner: str, name: str) -> list[Session]:
+        """The sessions of an owner that have a name, that with the oldest pause first. O(their number)."""
+        return sorted(self._sessions.get((owner, name), ()), key=_last_pause)
+
+    def call(self, session: Session, owner: str, name: str) -> None:
+        """A session is another owner's, or has another name."""
+        if (owner, name) != (session.owner, session.name):
+            self._leave(session)
+            session.owner, session.name = owner, name
+            self._enter(session)
+
+    def begin(self, session: Session) -> None:
+        """A request of the session begins."""
+        session.num_running += 1
+        self._enter(session)
+
+    def end(self, session: Session) -> None:
+        """A request of the session has ended."""
+        session.num_running -= 1
+        self._leave_unknown(session)
+
+    def add(self, turn: Turn) -> None:
+        """A turn is known from now on."""
+        session = turn.running.session
+        session.turns[turn] = None
+        self._enter(session)
+
+    def drop(self, turn: Turn) -> None:
+        """A turn is forgotten."""
+        session = turn.running.session
+        session.turns.pop(turn, None)
+        self._leave_unknown(session)
+
+    def _enter(self, session: Session) -> None:
+        if session.name and session.is_known:
+            self._sessions.setdefault((session.owner, session.name), {})[session] = None
+
+    def _leave_unknown(self, session: Session) -> None:
+        if not session.is_known:
+            self._leave(session)
+
+    def _leave(self, session: Session) -> None:
+        sessions = self._sessions.get((session.owner, session.name), {})
+        if sessions.pop(session, self) is None and not sessions:
+            del self._sessions[session.owner, session.name]
+
+
+def _last_pause(session: Session) -> int:
+    """In snapshots, too, so that a restored cache releases sessions in the same order."""
+    return -1 if session.last is None else session.last.pause.number
+
+
 class _Alike:
     """Turns with the same first block: by what ends at `num_marked`, and by that place."""
 
@@ -168,8 +237,10 @@ class Tenant:
         others: How many blocks at most a prompt of each owner has found, where there are several.
     """
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, names: SessionNames) -> None:
+        """`names` receives its turns."""
         self.owner = owner
+        self._names = names
         self.table = PauseTable()
         self.longest = 0
         self.others: dict[str, int] = {}
@@ -247,6 +318,7 @@ class Tenant:
         self._paused, self._continued = OrderedDict.fromkeys(paused), OrderedDict.fromkeys(continued)
         for turn in [*self._continued, *self._paused]:
             self._enter(turn)
+            self._names.add(turn)
         for first, num_blocks, last in heads:
             self.note_head(first, num_blocks, last)
 
@@ -271,7 +343,15 @@ class Tenant:
         for old in gone:
             self._forget(old)
         self._paused[turn] = None
+        self._names.add(turn)
         return gone
+
+    def drop(self) -> None:
+        """All of it is forgotten, and what pauses is no longer open."""
+        for turn in self.turns:
+            self._names.drop(turn)
+        for turn in self._paused:
+            turn.pause.is_open = False
 
     def close(self, turn: Turn, most: int) -> None:
         """A session has gone on from the turn; of such turns the last `most` are known."""
@@ -292,6 +372,7 @@ class Tenant:
     def _forget(self, turn: Turn) -> None:
         self._paused.pop(turn, None)
         self._continued.pop(turn, None)
+        self._names.drop(turn)
         turn.heirs = []
         turn.lose("forgotten")
         run = turn.running
