@@ -22,6 +22,7 @@ from llmstack_types import (
     StructuredOutputsParams,
     TokenLogprobs,
 )
+from llmstack_types.engine_core import TokenIds
 
 
 def test_blocks_are_free_at_once_when_a_request_ends():
@@ -257,6 +258,14 @@ def test_a_prompt_of_anything_but_token_ids_is_refused_before_a_step_meets_it(to
             scheduler.add_request(wrong)
         assert caught.value.param in fields
     assert not scheduler.has_unfinished_requests()
+
+
+def test_of_token_ids_with_a_known_largest_one_that_is_looked_at():
+    scheduler = make_scheduler()
+    wrong = replace(make_request("wrong", 3), prompt_token_ids=TokenIds([1, 2**31], 2**31))
+    with pytest.raises(InvalidRequestError):
+        scheduler.add_request(wrong)
+    scheduler.add_request(replace(wrong, prompt_token_ids=TokenIds([1, 2**31], 2**31 - 1)))
 
 
 def test_a_duplicate_id_is_refused_and_the_first_one_is_unharmed():

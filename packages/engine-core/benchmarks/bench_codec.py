@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 import pytest
 
+from llmstack_core_scheduler.admission import _are_token_ids
+from llmstack_engine_core.admission import check_request
 from llmstack_engine_core.messages.protocol import CLIENT_MESSAGES, ENGINE_MESSAGES
 from llmstack_engine_core.messages.steps import STEP
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineReady,
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
@@ -52,6 +56,20 @@ def test_encode_a_request_of_1024_tokens(benchmark: Any) -> None:
 def test_decode_a_request_of_1024_tokens(benchmark: Any) -> None:
     assert benchmark(CLIENT_MESSAGES.decode, CLIENT_MESSAGES.encode(REQUEST))[1] == REQUEST
     report(benchmark, 19.2)
+
+
+@pytest.mark.benchmark(group="long prompts")
+def test_decode_and_check_a_request_of_524288_tokens(benchmark: Any) -> None:
+    frame = CLIENT_MESSAGES.encode(replace(REQUEST, prompt_token_ids=REQUEST.prompt_token_ids * 512))
+    ready = EngineReady(65_536, 16, 2**20, 50_257, "float32", "cpu", is_generative=True)
+
+    def arrive() -> None:
+        request = CLIENT_MESSAGES.decode(frame)[1]
+        assert isinstance(request, EngineCoreRequest)
+        check_request(request, ready)
+        assert _are_token_ids(request.prompt_token_ids)
+
+    benchmark(arrive)
 
 
 @pytest.mark.benchmark(group="codec")

@@ -36,6 +36,7 @@ from llmstack_types import (
     StructuredOutputsParams,
     ThinkingTags,
 )
+from llmstack_types.engine_core import TokenIds
 
 VOCAB_SIZE = 97
 GOOD = EngineCoreRequest("good", [5, 6, 7], SamplingParams(max_tokens=4, seed=0))
@@ -219,6 +220,15 @@ def test_a_refusal_names_the_field_and_says_why(
 )  # fmt: skip
 def test_the_largest_values_are_admitted(good: EngineCoreRequest, ready: dict[str, Any]) -> None:
     check_request(good, replace(READY, **ready))
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_largest_id_of_a_prompt_decides_where_it_is_known(is_known: bool) -> None:
+    ids = [5, VOCAB_SIZE, 7]
+    prompt = TokenIds(ids, VOCAB_SIZE) if is_known else ids
+    with pytest.raises(InvalidRequestError, match="A token id in prompt_token_ids is out of vocabulary"):
+        check_request(replace(GOOD, prompt_token_ids=prompt), READY)
+    check_request(replace(GOOD, prompt_token_ids=TokenIds(ids, VOCAB_SIZE - 1)), READY)  # the ids are not looked at
 
 
 def test_a_refused_request_gets_an_output_with_its_error_and_no_tokens(core: EngineCore) -> None:

@@ -37,6 +37,7 @@ from llmstack_types import (
     StructuredOutputsParams,
     TokenLogprobs,
 )
+from llmstack_types.engine_core import TokenIds
 
 TAGS = {row.cls: tag for one in (protocol.CLIENT_MESSAGES, protocol.ENGINE_MESSAGES) for tag, row in one.rows.items()}
 
@@ -102,6 +103,16 @@ def test_lists_in_sampling_params_arrive_as_tuples_and_whole_numbers_as_floats()
     assert isinstance(arrived, EngineCoreRequest)
     assert arrived.sampling_params == replace(params, stop=("a",), stop_token_ids=(4,), allowed_token_ids=(5,))
     assert type(arrived.sampling_params.temperature) is float
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16_384, 40_000])
+def test_a_prompt_arrives_with_its_largest_id(num_tokens: int) -> None:
+    prompt = [number * 7919 % 50_257 for number in range(num_tokens)]
+    arrived = decode_client_message(encode(replace(REQUEST, prompt_token_ids=prompt)))
+    assert isinstance(arrived, EngineCoreRequest)
+    assert isinstance(arrived.prompt_token_ids, TokenIds)
+    assert arrived.prompt_token_ids == prompt
+    assert arrived.prompt_token_ids.largest == max(prompt)
 
 
 @given(st.binary(max_size=200))

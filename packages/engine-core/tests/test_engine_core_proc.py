@@ -1,8 +1,9 @@
-"""What the log of an engine core says of clients that leave its socket."""
+"""Clients that leave the socket of an engine core, and long messages, which are decoded beside the steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from engine_core_helpers.messages import encode
 
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.engine_core_proc import EngineCoreProc
+from llmstack_engine_core.ipc import long_frames
 from llmstack_engine_core.ipc.sockets import bind_engine_socket
-from llmstack_engine_core.messages.protocol import ClientMessage, Goodbye, Hello
+from llmstack_engine_core.messages.protocol import AbortRequests, ClientMessage, Goodbye, Hello
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 REQUEST = EngineCoreRequest("r", [5, 6, 7], SamplingParams(max_tokens=100, seed=0))
+LONG = EngineCoreRequest("long", [5] * (long_frames.LONG_BYTES // 4 + 1), SamplingParams(max_tokens=1, seed=0))
 TIMEOUT_MS = 10_000
 
 
@@ -28,6 +31,24 @@ class Proc(EngineCoreProc):
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._client = context.socket(zmq.DEALER)
         self._client.connect(address)
+        self.handled: list[ClientMessage] = []
+
+    def _handle(self, client: bytes, message: ClientMessage) -> None:
+        self.handled.append(message)
+        super()._handle(client, message)
+
+    def send(self, *messages: ClientMessage) -> None:
+        for message in messages:
+            self._client.send(encode(message))
+
+    def read_until(self, is_done: Callable[[], bool]) -> None:
+        """Reads between steps, as a busy engine core does."""
+        for _ in range(TIMEOUT_MS):
+            self._receive(0)
+            if is_done():
+                return
+            self._monitor.poll(1)
+        raise AssertionError("it has not come")
 
     def take(self, *messages: ClientMessage) -> None:
         for message in messages:
@@ -83,3 +104,60 @@ def test_a_client_that_goes_without_a_goodbye_is_a_loss(proc: Proc, caplog: pyte
     proc.read()
     (record,) = caplog.records
     assert "without a goodbye" in record.getMessage()
+
+
+def test_messages_behind_a_long_one_wait_for_it_and_steps_do_not(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_decode, decode = threading.Event(), long_frames.decode
+
+    def wait_and_decode(frames: Sequence[bytes]) -> ClientMessage:
+        assert may_decode.wait(TIMEOUT_MS / 1000)
+        return decode(frames)
+
+    proc.take(Hello(), REQUEST)
+    monkeypatch.setattr(long_frames, "decode", wait_and_decode)
+    end = AbortRequests(("long", "r"))
+    proc.send(LONG, end)
+    proc.read_until(lambda: proc._long._num_bytes > 4 * len(LONG.prompt_token_ids))
+    for _ in range(3):
+        proc.read()
+    assert proc.handled == [Hello(), REQUEST]
+    assert proc._core.has_unfinished_requests()
+    may_decode.set()
+    proc.read_until(lambda: end in proc.handled)
+    assert proc.handled == [Hello(), REQUEST, LONG, end]
+    assert not proc._long.is_waiting
+    assert proc._long._num_bytes == 0
+
+
+def test_a_long_message_that_is_none_is_refused_and_those_behind_it_are_handled(proc: Proc) -> None:
+    proc.take(Hello(), REQUEST)
+    proc._client.send(b"\xc1" * (long_frames.LONG_BYTES + 1))
+    proc.send(AbortRequests(("r",)))
+    proc.read_until(lambda: len(proc.handled) == 3)
+    assert proc._num_refused == 1
+
+
+def test_an_idle_engine_core_decodes_a_long_message_at_once(proc: Proc) -> None:
+    proc.take(Hello(), LONG)
+    assert proc.handled == [Hello(), LONG]
+
+
+def test_no_more_than_some_bytes_are_read_behind_a_long_message(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_frames, "MAX_HELD_BYTES", long_frames.LONG_BYTES)
+    may_decode, decode = threading.Event(), long_frames.decode
+
+    def wait_and_decode(frames: Sequence[bytes]) -> ClientMessage:
+        assert may_decode.wait(TIMEOUT_MS / 1000)
+        return decode(frames)
+
+    monkeypatch.setattr(long_frames, "decode", wait_and_decode)
+    proc.take(Hello())
+    proc.take(REQUEST)
+    last = AbortRequests(("r",))
+    proc.send(LONG, last)
+    proc.read_until(lambda: proc._long.is_full)
+    proc.read()
+    assert len(proc._long._held[next(iter(proc._long._held))]) == 1
+    may_decode.set()
+    proc.read_until(lambda: last in proc.handled)
+    assert proc.handled[-2:] == [LONG, last]

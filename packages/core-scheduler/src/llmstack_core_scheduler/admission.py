@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.request import Request
 from llmstack_types import EngineCoreRequest, InvalidRequestError
+from llmstack_types.engine_core import TokenIds
 
 MAX_TOKEN_ID = 2**31 - 1
 _HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
@@ -45,6 +46,8 @@ def longest_length(request: EngineCoreRequest, max_model_len: int, needs: BlockN
 
 def _are_token_ids(token_ids: Sequence[int]) -> bool:
     """Whether these are integers of 31 bits: the cache would refuse others in the midst of a step."""
+    if isinstance(token_ids, TokenIds):
+        return token_ids.largest <= MAX_TOKEN_ID
     try:
         packed = array("I", token_ids)  # four times as fast as "i"
     except (TypeError, OverflowError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from llmstack_engine_core.media_admission import check_media
@@ -15,6 +16,7 @@ from llmstack_types import (
     PoolingTask,
     SamplingParams,
 )
+from llmstack_types.engine_core import TokenIds
 
 MAX_BEAMS: Final = 1024
 # What one output can carry in a message, with half of it to spare.
@@ -81,8 +83,14 @@ def _check_token_ids(request: EngineCoreRequest, ready: EngineReady) -> None:
         ("thinking_tags", tags and (*tags.start_token_ids, *tags.end_token_ids)),
         *(("bad_words_token_ids", sequence) for sequence in params.bad_words_token_ids),
     ):
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < ready.vocab_size):
+        if token_ids and not _are_below(ready.vocab_size, token_ids):
             raise InvalidRequestError(f"A token id in {name} is out of vocabulary.", param=name)
+
+
+def _are_below(vocab_size: int, token_ids: Collection[int]) -> bool:
+    if isinstance(token_ids, TokenIds):
+        return token_ids.largest < vocab_size
+    return min(token_ids) >= 0 and max(token_ids) < vocab_size
 
 
 def _check_pooling(request: EngineCoreRequest, pooling: PoolingParams, ready: EngineReady) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+from functools import partial
 
 import zmq
 
 from llmstack_engine_core.admission import error_output
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_loop import EngineLoop
+from llmstack_engine_core.ipc.long_frames import Decoded, LongFrames, decode
 from llmstack_engine_core.ipc.sockets import has_message
 from llmstack_engine_core.messages.control import ControlCall, ControlResult
 from llmstack_engine_core.messages.kinds import CodecError
@@ -34,6 +36,8 @@ MAX_MESSAGES_PER_STEP = 4096
 FURTHER_REFUSALS_WAIT_MS = 300
 # Waking up reads the weights again; the watch over progress waits for 20 times of this.
 LONG_OPERATION_S = 30.0
+# How long an idle engine core waits for a long message that is being decoded, before it looks again.
+DECODING_WAIT_MS = 1
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE) | _LAST
 _UNSENDABLE = "The output is too large to be sent."
@@ -49,15 +53,19 @@ class EngineCoreProc(EngineLoop):
         self._socket = socket
         self._epoch = secrets.randbits(32)
         self._num_refused = 0
+        self._long = LongFrames()
         self._gone: set[bytes] = set()  # without a goodbye that has been read
         self._poller = zmq.Poller()  # `socket.poll` would make one each time
         self._poller.register(socket, zmq.POLLIN)
 
     def _receive(self, wait_ms: int) -> bool:
-        has_any = self._read_messages(wait_ms)
-        for client in self._gone:
+        has_any = self._read_messages(min(wait_ms, DECODING_WAIT_MS) if self._long.is_waiting else wait_ms)
+        for client, decoded in self._long.take() if self._long.is_waiting else ():
+            self._receive_message(client, decoded)
+            has_any = True
+        for client in [client for client in self._gone if not self._long.holds(client)]:
             logger.warning("lost %s: it has gone without a goodbye", client[:64])
-        self._gone.clear()
+            self._gone.discard(client)
         return has_any
 
     def _read_messages(self, wait_ms: int) -> bool:
@@ -66,17 +74,16 @@ class EngineCoreProc(EngineLoop):
         if wait_ms and not self._poller.poll(wait_ms):
             return False
         for num_messages in range(MAX_MESSAGES_PER_STEP):
-            if not has_message(self._socket):
+            if self._long.is_full or not has_message(self._socket):
                 return num_messages > 0
             client, *frames = self._socket.recv_multipart()
-            self._receive_frames(client, frames)
+            if not self._long.hold(client, frames, is_busy=not wait_ms):
+                self._receive_message(client, partial(decode, frames))
         return True
 
-    def _receive_frames(self, client: bytes, frames: list[bytes]) -> None:
+    def _receive_message(self, client: bytes, decoded: Decoded) -> None:
         try:
-            if len(frames) != 1:
-                raise CodecError(f"a message must have one frame, but has {len(frames)}")
-            message = CLIENT_MESSAGES.decode(frames[0])[1]
+            message = decoded()
         except CodecError as error:
             self._num_refused += 1
             if self._num_refused & (self._num_refused - 1) == 0:  # the first, then ever fewer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -47,13 +47,27 @@ class KVTransferParams(NamedTuple):
     num_tokens: int = 0
 
 
+class TokenIds(list[int]):
+    """Token ids from 0 on of which the largest is known, so that a check looks at none of them. Never changed.
+
+    Attributes:
+        largest: The largest of them; -1 where there is none.
+    """
+
+    __slots__ = ("largest",)
+
+    def __init__(self, token_ids: Iterable[int] = (), largest: int = -1) -> None:
+        super().__init__(token_ids)
+        self.largest = largest
+
+
 @dataclass(frozen=True, slots=True)
 class EngineCoreRequest:
     """One completion or one vector to compute: all is resolved, nothing below looks anything up or fills anything in.
 
     Attributes:
         request_id: Unique among the requests in flight.
-        prompt_token_ids: At least one, each in [0, logits width).
+        prompt_token_ids: At least one, each in [0, logits width); `TokenIds` where they have been in a message.
         sampling_params: Checked; `n` is 1 (several completions are several requests), `seed` and `max_tokens` are set.
         eos_token_ids: The model's end-of-sequence ids; they stop the request unless `sampling_params.ignore_eos`.
         arrival_time_s: Monotonic seconds of the sender.
