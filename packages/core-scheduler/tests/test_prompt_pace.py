@@ -4,50 +4,11 @@ import copy
 import random
 
 import pytest
-from core_scheduler_helpers.steps import answer, make_request, make_scheduler, rows_of
+from core_scheduler_helpers.machine import Machine
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_core_scheduler.prompt_pace import LEAST_NUM_TOKENS, LONG_NUM_STEPS
 from llmstack_core_scheduler.snapshot import restore_snapshot, take_snapshot
-
-SIZES = {"num_blocks": 600, "max_num_batched_tokens": 2048, "max_model_len": 8192, "max_num_seqs": 64}
-
-
-class Machine:
-    """Takes a time for a step that is linear in its work."""
-
-    def __init__(self, base_s=0.01, prompt_s=0.002, decode_s=0.001, pair_s=1e-7, **config):
-        self.costs = base_s, prompt_s, decode_s, pair_s
-        self.scheduler = make_scheduler(**(SIZES | config))
-        self.now_s = 0.0
-
-    def add(self, name, num_tokens, max_tokens=100):
-        self.scheduler.add_request(make_request(name, num_tokens, max_tokens))
-
-    def step(self):
-        """The tokens of each row, the time of the step, and that of its decodes alone."""
-        base_s, prompt_s, decode_s, pair_s = self.costs
-        scheduled = self.scheduler.schedule(self.now_s)
-        rows = scheduled.scheduled_requests
-        decodes = [row for row in rows if row.num_scheduled_tokens == 1]
-        streams_s = base_s + sum(decode_s + pair_s * row.num_computed_tokens for row in decodes)
-        seconds = streams_s
-        for row in rows:
-            num_tokens = row.num_scheduled_tokens
-            if num_tokens > 1:
-                seconds += num_tokens * (prompt_s + pair_s * (row.num_computed_tokens + num_tokens / 2))
-        self.now_s += seconds
-        self.scheduler.update_from_output(scheduled, answer(scheduled), self.now_s)
-        return rows_of(scheduled), seconds, streams_s
-
-    def learn(self):
-        """Runs a few requests of several lengths, one after the other and together."""
-        for number in range(6):
-            self.add(f"learn-{number}", 20 + 30 * number, 12)
-            for _ in range(6):
-                self.step()
-        while self.scheduler.has_unfinished_requests():
-            self.step()
 
 
 def test_a_prompt_without_running_streams_is_not_cut():

@@ -4,6 +4,7 @@ import copy
 from itertools import count
 
 import pytest
+from core_scheduler_helpers.machine import Machine
 from core_scheduler_helpers.steps import make_request, make_scheduler, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,10 +16,37 @@ from llmstack_core_scheduler.testing import FakeKVCacheManager
 
 SIZES = {"num_blocks": 2000, "max_model_len": 20_000, "max_num_seqs": 32, "shorter_prompts_first": True}
 FIRST_TOKENS = count(step=20_000)
+COSTS = {"base_s": 0.01, "prompt_s": 0.005, "decode_s": 0.002, "pair_s": 1.5e-6}
+"""Seconds: a token behind 3,333 others takes twice as long as the first one."""
 
 
 def make(**config):
     return make_scheduler(**(SIZES | config))
+
+
+def timed(**changes):
+    """The same on a clock."""
+    return Machine(**(SIZES | COSTS | {"max_num_batched_tokens": 64} | changes))
+
+
+def serve(num_long_tokens, num_short_tokens=32, rate=1.2, num_short=60, **changes):
+    """Serves short prompts that come evenly, and perhaps a long one: seconds to their first tokens, and to the end."""
+    machine, firsts, came = timed(**changes), {}, {}
+    arrivals = [(number / rate, f"short-{number}", num_short_tokens) for number in range(num_short)]
+    arrivals += [(2.5 / rate, "long", num_long_tokens)] if num_long_tokens else []
+    arrivals.sort(reverse=True)
+    while arrivals or machine.scheduler.has_unfinished_requests():
+        if not machine.scheduler.has_unfinished_requests():
+            machine.now_s = max(machine.now_s, arrivals[-1][0])
+        while arrivals and arrivals[-1][0] <= machine.now_s:
+            came_s, name, num_tokens = arrivals.pop()
+            add(machine.scheduler, name, num_tokens, max_tokens=2)
+            came[name] = came_s
+        machine.step()
+        for message in machine.messages:
+            if message.new_token_ids:
+                firsts.setdefault(message.request_id, machine.now_s - came[message.request_id])
+    return max(seconds for name, seconds in firsts.items() if name != "long"), machine.now_s
 
 
 def add(scheduler, name, num_tokens, max_tokens=1, **arrival):
@@ -84,11 +112,20 @@ def test_shorter_prompts_leave_a_long_one_its_share():
     assert share_of_long(make(), 200) == pytest.approx(3 / 12, abs=0.04)
 
 
-@given(data=st.data(), num_long=st.integers(300, 800), policy=st.sampled_from(["fcfs", "fair"]), is_own=st.booleans())
-@settings(max_examples=10, deadline=None)
-def test_no_flow_of_shorter_prompts_holds_a_long_one_for_more_than_thrice_its_tokens(data, num_long, policy, is_own):
-    """Of any key: what is computed of prompts until its first token is at most four times what it has."""
-    scheduler = make(policy=policy)
+@given(
+    data=st.data(), num_long=st.integers(300, 800), policy=st.sampled_from(["fcfs", "fair"]), is_own=st.booleans(),
+    pair_s=st.sampled_from([None, 0.0, 1e-6, 1e-3]),
+)  # fmt: skip
+@settings(max_examples=30, deadline=None)
+def test_no_flow_of_shorter_prompts_holds_a_long_one_for_more_than_thrice_its_tokens(
+    data, num_long, policy, is_own, pair_s
+):
+    """Of any key: what is computed of prompts until its first token is at most four times what it has.
+
+    `pair_s`: What attending to a token takes; None for steps whose times are not known.
+    """
+    machine = timed(pair_s=pair_s or 0.0, policy=policy)
+    scheduler = make(policy=policy) if pair_s is None else machine.scheduler
     add(scheduler, "long", num_long, tenant="a")
     num_tokens = number = 0
     sizes = data.draw(st.lists(st.lists(st.integers(1, 64), max_size=6), min_size=1, max_size=12))
@@ -98,8 +135,31 @@ def test_no_flow_of_shorter_prompts_holds_a_long_one_for_more_than_thrice_its_to
             if number_of_queued < 20:
                 add(scheduler, f"{number}-{next(FIRST_TOKENS)}", size, tenant="a" if is_own else f"t{number % 3}")
         number += 1
-        num_tokens += sum(step(scheduler)[0].values())
+        rows = step(scheduler)[0] if pair_s is None else machine.step()[0]
+        num_tokens += sum(rows.values())
         assert num_tokens <= 4 * num_long + 8 * 64
+
+
+def test_first_tokens_beside_a_long_prompt_take_at_most_twice_as_long_at_98_percent_of_the_rate():
+    """However far the long prompt is: at its end, a token of it takes as long as two at its beginning."""
+    alone_s, _ = serve(0)
+    _, default_s = serve(4000, shorter_prompts_first=False)
+    beside_s, end_s = serve(4000)
+    assert beside_s <= 2 * alone_s
+    assert end_s <= default_s / 0.98
+
+
+def test_a_step_of_a_long_prompt_takes_no_longer_where_the_prompt_has_come_further():
+    machine, took = timed(), []
+    add(machine.scheduler, "long", 12_000)
+    for number in range(300):
+        if number % 20 == 0:
+            add(machine.scheduler, f"short-{number}", 40)
+        rows, seconds, _ = machine.step()
+        if rows.keys() == {"long"}:
+            took.append(seconds)
+    at_first, later = max(took[50:100]), max(took[100:])
+    assert later <= 1.1 * at_first
 
 
 def test_of_two_keys_the_one_with_the_long_prompt_has_half():

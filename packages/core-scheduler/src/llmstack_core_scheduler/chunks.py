@@ -14,6 +14,7 @@ from llmstack_core_scheduler.protocols import KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.state_rows import make_state_rows
 from llmstack_core_scheduler.step_plan import StepPlan
+from llmstack_core_scheduler.step_times import StepTimes
 from llmstack_core_scheduler.waiting_queue import WaitingQueue
 from llmstack_types import SchedulerOutput
 
@@ -39,8 +40,9 @@ class Chunks:
         Raises:
             ValueError: Items must not be cut, or turns are asked for, and the model has states.
         """
-        self._pace = make_prompt_pace(config)
-        self.turns = make_prompt_turns(config, manager, needs, waiting, self._pace)
+        self._times = StepTimes()
+        self._pace = make_prompt_pace(config, self._times)
+        self.turns = make_prompt_turns(config, manager, needs, waiting, self._times, self._pace)
         self.states = make_state_rows(manager, config.state_snapshot_interval)
         if self.states is not None and config.media is not None and config.media.is_atomic:
             raise ValueError("layers with a state exclude items that are computed in one step")
@@ -56,7 +58,7 @@ class Chunks:
         if self._encoding is not None and start < request.media_end:
             num_ready = self._encoding.ready_tokens(request, start, num_tokens, plan)
             num_tokens = num_ready if self._can_cut or num_ready == num_tokens else 0
-        if self.turns is not None and start >= request.media_end and start + num_tokens < request.num_tokens:
+        if self.turns is not None and start >= request.media_end:
             num_tokens = self.turns.begin_row(request, start, num_tokens, plan)
         # Behind the encoder: a prompt that waits for an item takes no time from others.
         if self._pace is not None and num_tokens and not (self._is_atomic and start < request.media_end):
@@ -76,16 +78,21 @@ class Chunks:
 
     def observe(self, scheduled: SchedulerOutput, start_s: float, end_s: float) -> None:
         """Learns how long a step has taken."""
-        if self._pace is not None:
-            self._pace.observe(scheduled, start_s, end_s)
+        if self._pace is not None or self.turns is not None:
+            self._times.observe(scheduled, start_s, end_s)
 
     def state(self) -> list[Any]:
         """What the time of a step is predicted from, as plain data."""
-        return [] if self._pace is None else self._pace.state()
+        if self._pace is None and self.turns is None:
+            return []
+        return [*self._times.state(), self._pace is not None and self._pace.has_prompts]
 
     def restore(self, state: Sequence[Any], turns: Sequence[int]) -> None:
         """The inverse of `state`, and of that of the turns, for one with the same configuration."""
-        if self._pace is not None:
-            self._pace.restore(state)
+        if state:
+            *times, has_prompts = state
+            self._times.restore(times)
+            if self._pace is not None:
+                self._pace.has_prompts = has_prompts
         if self.turns is not None:
             self.turns.restore(turns)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.config import SchedulerConfig
-from llmstack_core_scheduler.prompt_pace import LEAST_NUM_TOKENS, PromptPace
+from llmstack_core_scheduler.prompt_pace import LEAST_NUM_TOKENS, PromptPace, num_tokens_within
 from llmstack_core_scheduler.protocols import KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.step_plan import StepPlan
+from llmstack_core_scheduler.step_times import StepTimes
 from llmstack_core_scheduler.waiting_queue import WaitingQueue
 
 LONG_NUM_STEPS: Final = 4
@@ -22,6 +23,16 @@ QUIET_NUM_STEPS: Final = 32
 SHARE_PARTS: Final = 12
 LEAST_SHARE: Final = 3
 """Of the tokens of prompts, long ones have at least three twelfths; or an equal part of keys', if that is more."""
+
+_PARTS: Final = (3, 4)
+_TIMED_PARTS: Final = (4, 5)
+"""The most tokens of a step, of those of a row of shorter prompts: time that is predicted needs less to spare."""
+
+_LEAST_PARTS: Final = 8
+"""Beside a shorter prompt, a long one takes no longer than an eighth of what a row of theirs does."""
+
+_MIN_NUM_TOKENS: Final = 2
+"""A single token would count as a decode."""
 
 _MAX_SAVED_STEPS: Final = 4
 
@@ -35,6 +46,10 @@ class PromptTurns:
     A prompt that comes later waits for the step under way. So while shorter ones come, a step has no more tokens of
     prompts than three quarters of what a row of theirs has, and a quarter of a whole step, unless these need more.
 
+    These limits are times, once times are known, and four fifths in place of three quarters: a token far behind in a
+    long prompt attends to all before it, and counts as so many at the beginning of a prompt as take its time. Shares
+    are tokens: those that are computed.
+
     What long prompts compute beyond their share of the tokens of prompts is saved, up to some steps. Once nothing is
     saved, the first of them takes all that it can, as without turns. So they always have their share.
     """
@@ -45,27 +60,42 @@ class PromptTurns:
         manager: KVCacheManager,
         needs: BlockNeeds,
         waiting: WaitingQueue,
+        times: StepTimes,
         pace: PromptPace | None,
     ) -> None:
-        self._manager, self._needs, self._waiting, self._pace = manager, needs, waiting, pace
+        self._manager, self._needs, self._waiting = manager, needs, waiting
+        self._times, self._pace = times, pace
         self._max_num_tokens, self._max_num_step_tokens = config.max_num_row_tokens, config.max_num_batched_tokens
         self._num_quiet_steps, self._mean_num_tokens = QUIET_NUM_STEPS, self._max_num_tokens
         self._num_saved_tokens = 0
 
     def begin_row(self, request: Request, start: int, num_tokens: int, plan: StepPlan) -> int:
-        """How many of the next `num_tokens` tokens of a prompt, which do not end it, it has before all others."""
+        """How many of the next `num_tokens` tokens of a prompt it has before all others."""
         num_found = start if request.num_cached_tokens < 0 else request.num_cached_tokens
-        if request.num_tokens - num_found <= LONG_NUM_STEPS * self._max_num_tokens or num_tokens <= LEAST_NUM_TOKENS:
+        is_long = request.num_tokens - num_found > LONG_NUM_STEPS * self._max_num_tokens
+        if not is_long or start >= request.num_prompt_tokens:
             return num_tokens
+        pair_share, least = self._pair_share(), LEAST_NUM_TOKENS
+        if pair_share:
+            num_counted = min(self._mean_num_tokens / _LEAST_PARTS, LEAST_NUM_TOKENS)
+            least = max(_within(num_counted, start, pair_share), _MIN_NUM_TOKENS)
+            plan.num_first_tokens = self._max_num_tokens
+        elif start + num_tokens >= request.num_tokens:
+            return num_tokens
+        if num_tokens <= least:
+            return num_tokens
+        num_tokens = min(num_tokens, request.num_tokens - start - 1)  # a row that is extended does not end it
         takes_all = self._num_saved_tokens < 0 and not plan.long_prompts
         plan.long_prompts = [*plan.long_prompts, (request, num_tokens)]
         if takes_all:
             return num_tokens
-        plan.num_reserved_tokens += LEAST_NUM_TOKENS - 1
-        return LEAST_NUM_TOKENS
+        plan.num_reserved_tokens += least - 1
+        return least
 
     def fill(self, plan: StepPlan) -> None:
-        """Gives long prompts what a step has left, once all other prompts have their rows; O(rows)."""
+        """Gives long prompts what a step has left, once all other prompts have their rows; O(rows) with prompts."""
+        if not plan.has_prompts:
+            return
         id_to_wanted = {request.request_id: num_tokens for request, num_tokens in plan.long_prompts}
         others: list[int] = []
         places: list[int] = []
@@ -74,14 +104,27 @@ class PromptTurns:
                 places.append(place)
             elif row.num_computed_tokens < request.num_prompt_tokens:
                 others.append(row.num_scheduled_tokens)
-        self._observe(others)
-        num_tokens = sum(others) + sum(plan.rows[place].num_scheduled_tokens for place in places)
-        most = self._most_tokens()
+        if others or places:
+            self._observe(others)
+        if places:
+            self._fill(places, id_to_wanted, sum(others), plan)
+
+    def _fill(self, places: Sequence[int], id_to_wanted: Mapping[str, int], num_others: int, plan: StepPlan) -> None:
+        """The same for the rows at these places, beside so many tokens of other prompts."""
+        pair_share, most = self._pair_share(), self._most_tokens()
+        rows = [plan.rows[place] for place in places]
+        num_own = sum(row.num_scheduled_tokens for row in rows)
+        num_counted = sum(_counted(row.num_scheduled_tokens, row.num_computed_tokens, pair_share) for row in rows)
+        num_counted += num_others
         for place in sorted(places, key=lambda place: (plan.requests[place].num_left_tokens, place)):
             row = plan.rows[place]
+            start = row.num_computed_tokens + row.num_scheduled_tokens
             num_wanted = id_to_wanted[row.request_id] - row.num_scheduled_tokens
-            num_tokens += self._extend(place, min(num_wanted, most - num_tokens, plan.budget), plan)
-        num_own = num_tokens - sum(others)
+            room = _within(max(most - num_counted, 0), start, pair_share)
+            num_added = self._extend(place, min(num_wanted, room, plan.budget), plan)
+            num_own += num_added
+            num_counted += _counted(num_added, start, pair_share)
+        num_tokens = num_own + num_others
         share = max(self._waiting.share_of_places(SHARE_PARTS), LEAST_SHARE)
         num_saved = self._num_saved_tokens + num_own - num_tokens * share // SHARE_PARTS
         self._num_saved_tokens = min(num_saved, _MAX_SAVED_STEPS * self._max_num_tokens)
@@ -104,11 +147,16 @@ class PromptTurns:
         self._mean_num_tokens = mean if is_first else (7 * self._mean_num_tokens + mean) // 8
         self._num_quiet_steps = 0
 
+    def _pair_share(self) -> float:
+        """What attending to a token costs of what a token does; 0 where no shorter prompt waits for the step's end."""
+        return 0.0 if self._num_quiet_steps == QUIET_NUM_STEPS else self._times.pair_share
+
     def _most_tokens(self) -> int:
         """Tokens of prompts up to which long ones fill a step."""
         if self._num_quiet_steps == QUIET_NUM_STEPS:
             return self._max_num_step_tokens
-        return max(self._mean_num_tokens * 3 // 4, self._max_num_tokens // 4)
+        parts, whole = _TIMED_PARTS if self._times.pair_share else _PARTS
+        return max(self._mean_num_tokens * parts // whole, self._max_num_tokens // 4)
 
     def _extend(self, place: int, num_tokens: int, plan: StepPlan) -> int:
         """Extends a row by so many tokens, if there are blocks and time for them; by how many it did."""
@@ -127,17 +175,35 @@ class PromptTurns:
         return num_tokens
 
 
+def _counted(num_tokens: int, start: int, pair_share: float) -> float:
+    """Tokens at the beginning of a prompt, which attend to nothing, that take as long as these behind `start`."""
+    return num_tokens * (1 + pair_share * (start + num_tokens / 2))
+
+
+def _within(num_counted: float, start: int, pair_share: float) -> int:
+    """The most tokens behind `start` that count as no more than so many."""
+    return int(num_tokens_within(num_counted, 1 + pair_share * start, pair_share))
+
+
 def goes_before_long(request: Request, plan: StepPlan) -> bool:
     """Whether a waiting request goes before the long prompts of a step: by its rank, or with at most half left.
 
-    Of what the cache has, only what is known from an earlier lookup counts.
+    One that a whole step completes goes before them also where their last tokens are cut by time. Of what the cache
+    has, only what is known from an earlier lookup counts.
     """
     num_left = request.num_tokens - max(request.num_computed_tokens, request.num_known_tokens)
-    return all(request.rank < long.rank or 2 * num_left <= long.num_left_tokens for long, _ in plan.long_prompts)
+    return num_left <= plan.num_first_tokens or all(
+        request.rank < long.rank or 2 * num_left <= long.num_left_tokens for long, _ in plan.long_prompts
+    )
 
 
 def make_prompt_turns(
-    config: SchedulerConfig, manager: KVCacheManager, needs: BlockNeeds, waiting: WaitingQueue, pace: PromptPace | None
+    config: SchedulerConfig,
+    manager: KVCacheManager,
+    needs: BlockNeeds,
+    waiting: WaitingQueue,
+    times: StepTimes,
+    pace: PromptPace | None,
 ) -> PromptTurns | None:
     """As `PromptTurns`; None where prompts go by rank alone.
 
@@ -148,4 +214,4 @@ def make_prompt_turns(
         return None
     if manager.has_states:
         raise ValueError("--shorter-prompts-first is for models without states, whose prompts may be cut anywhere")
-    return PromptTurns(config, manager, needs, waiting, pace)
+    return PromptTurns(config, manager, needs, waiting, times, pace)

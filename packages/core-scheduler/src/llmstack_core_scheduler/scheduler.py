@@ -154,7 +154,7 @@ class Scheduler(CacheOperations):
         self._schedule_running(plan)
         if self.waiting.requests and not plan.has_preempted:
             self._admit_waiting(plan, now_s)
-        if plan.long_prompts and self._chunks.turns is not None:
+        if self._chunks.turns is not None:
             self._chunks.turns.fill(plan)
         self._drafting.extend(plan)
         if self._states is not None:

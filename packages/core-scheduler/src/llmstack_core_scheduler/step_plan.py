@@ -62,6 +62,7 @@ class StepPlan:
         num_partial_rows: Rows that leave some of their request's tokens for later.
         num_left_tokens: Those tokens.
         long_prompts: Those that let shorter ones go first, each with the tokens of it that the step may have.
+        num_first_tokens: With at most so many tokens left, a waiting request goes before these.
         num_reserved_tokens: Tokens of these, beside one of each, that take no room from shorter ones.
         num_forks: Requests that begin in this step with another's blocks.
         swap_outs: Copies (block, host block) that come first.
@@ -83,6 +84,7 @@ class StepPlan:
         "long_prompts",
         "max_num_rows",
         "new_requests",
+        "num_first_tokens",
         "num_forks",
         "num_left_tokens",
         "num_partial_rows",
@@ -109,7 +111,7 @@ class StepPlan:
         self.preempted_request_ids: list[str] = []
         self.has_preempted = False
         self.num_partial_rows = self.num_left_tokens = 0
-        self.num_forks = self.num_reserved_tokens = 0
+        self.num_forks = self.num_reserved_tokens = self.num_first_tokens = 0
         self.long_prompts = NO_LONG_PROMPTS
         self.swap_outs: list[tuple[int, int]] = []
         self.swap_ins: list[tuple[int, int]] = []
@@ -142,6 +144,11 @@ class StepPlan:
         """
         num_others = self._max_num_tokens - self.budget - len(self.rows) - self.num_reserved_tokens
         return not num_others or num_tokens == 1 or num_others + num_tokens - 1 <= self._max_prefill_tokens
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether any row has more than one token."""
+        return self._max_num_tokens - self.budget > len(self.rows)
 
     def extend(self, index: int, num_tokens: int, new_block_ids: list[int]) -> None:
         """Extends a row by further tokens of a prompt, which do not end it."""
