@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry
-from llmstack_llm.admission.limits import check_fan_out
+from llmstack_llm.admission.limits import check_fan_out, check_repeated_ids
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
@@ -43,6 +43,8 @@ from llmstack_types import EngineReady, PoolingParams, SamplingParams
 if TYPE_CHECKING:
     from llmstack_engine_client.hosts.relay import RelayedMembers
     from llmstack_llm.protocols import AsyncEngineCoreClient
+
+_ALLOWED: Final = "allowed_token_ids"
 
 
 class AsyncLLM(EngineFrontEnd):
@@ -269,6 +271,9 @@ class AsyncLLM(EngineFrontEnd):
         num_generated = sampling.num_generated
         if len(requests) * num_generated > 1:
             check_fan_out(len(requests), num_generated, self.input_processor.limits)
+            if allowed := sampling.values.get(_ALLOWED):
+                name = sampling.names.get(_ALLOWED, _ALLOWED)
+                check_repeated_ids(name, len(allowed), len(requests) * num_generated)
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
         adapter = requests[0].adapter  # all of them have it
         if adapter is not None or self.adapters.media_kinds:

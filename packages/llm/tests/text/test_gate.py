@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import itertools
 import subprocess
 import sys
 import threading
@@ -232,3 +233,51 @@ def test_memory_returns_after_large_texts():
     out = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True).stdout
     before, after = map(int, out.split())
     assert after - before < 32
+
+
+async def test_other_tasks_run_between_the_short_texts_of_one():
+    texts, turns = TextGate(), list[int]()
+
+    async def note_turns() -> None:
+        while len(done) < 2:
+            turns.append(len(order))
+            await asyncio.sleep(0)
+
+    async def run_all(name: str) -> None:
+        for _ in range(64):
+            await texts.run(MAX_CHARS_ON_LOOP // 4, order.append, name)
+        done.append(name)
+
+    order, done = list[str](), list[str]()
+    await asyncio.gather(run_all("a"), run_all("b"), note_turns())
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 4
+    assert min(order[:64].count(name) for name in "ab") >= 8  # and neither of them waits for the other's end
+
+
+async def test_a_short_text_alone_does_not_wait():
+    texts = TextGate()
+    running = texts.run(MAX_CHARS_ON_LOOP, str, "x")
+    with pytest.raises(StopIteration) as ended:
+        running.send(None)
+    assert ended.value.value == "x"
+    await asyncio.sleep(0)  # the next turn has room again
+    with pytest.raises(StopIteration):
+        texts.run(MAX_CHARS_ON_LOOP, str, "y").send(None)
+
+
+async def test_a_short_text_whose_caller_leaves_gives_its_turn_to_the_next():
+    texts, order = TextGate(), list[str]()
+    running = [asyncio.ensure_future(texts.run(MAX_CHARS_ON_LOOP, order.append, name)) for name in "abc"]
+    await asyncio.sleep(0)
+    assert order == ["a"]
+    running[1].cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert order == ["a", "c"]
+    assert await texts.run(MAX_CHARS_ON_LOOP, str, "d") == "d"
+
+
+def test_an_event_loop_that_has_ended_leaves_no_turn_behind():
+    texts = TextGate()
+    for _ in range(2):
+        assert asyncio.run(texts.run(MAX_CHARS_ON_LOOP, str, "x")) == "x"
+        texts._turn_chars = MAX_CHARS_ON_LOOP  # as where it ended before its next turn

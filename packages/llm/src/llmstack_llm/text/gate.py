@@ -9,6 +9,7 @@ import heapq
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
@@ -40,12 +41,16 @@ class TextGate:
 
     Small and large texts have a lane each, with a bound on the characters in work. In a lane shorter texts overtake
     longer ones, but no text is overtaken by more characters than it has itself. After a large text, free memory goes
-    back to the operating system. For one event loop.
+    back to the operating system. Of short texts one turn of the event loop has as many characters as one may have: a
+    request may have a thousand of them. For one event loop.
     """
 
     def __init__(self) -> None:
         self._small, self._large = _Lane(MAX_SMALL_CHARS), _Lane(MAX_LARGE_CHARS)
         self._max_chars_on_loop = MAX_CHARS_ON_LOOP
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn_chars = 0  # of this turn of the loop
+        self._turn_waiters = deque[tuple[int, asyncio.Future[None]]]()
 
     async def run(self, num_chars: int, function: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs) -> ResultT:
         """The function's result. A cancelled caller leaves the queue; work that has begun in a thread still counts.
@@ -54,6 +59,8 @@ class TextGate:
             ServerOverloadedError: Too many texts are waiting.
         """
         if num_chars <= self._max_chars_on_loop:
+            if num_chars:
+                await self._take_turn(num_chars)
             start_s = time.monotonic()
             try:
                 return function(*arguments)
@@ -74,6 +81,35 @@ class TextGate:
     def num_waiting(self) -> int:
         """Texts that wait for others."""
         return len(self._small.waiters) + len(self._large.waiters)
+
+    async def _take_turn(self, num_chars: int) -> None:
+        """Waits for a turn of the event loop that has room for a short text; those that came before have it first."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # one that has ended has ended no turn
+            self._loop, self._turn_chars = loop, 0
+            self._turn_waiters.clear()
+        if self._turn_waiters or not self._has_turn(num_chars):
+            entry = loop.create_future()
+            self._turn_waiters.append((num_chars, entry))
+            await entry
+            return
+        if not self._turn_chars:
+            loop.call_soon(self._end_turn)
+        self._turn_chars += num_chars
+
+    def _has_turn(self, num_chars: int) -> bool:
+        return not self._turn_chars or self._turn_chars + num_chars <= MAX_CHARS_ON_LOOP
+
+    def _end_turn(self) -> None:
+        """The next turn of the event loop is that of those that wait longest."""
+        self._turn_chars = 0
+        while self._turn_waiters and self._has_turn(self._turn_waiters[0][0]):
+            num_chars, entry = self._turn_waiters.popleft()
+            if not entry.cancelled():
+                entry.set_result(None)
+                self._turn_chars += num_chars
+        if self._turn_chars and self._loop is not None:
+            self._loop.call_soon(self._end_turn)
 
 
 async def in_thread(function: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs) -> ResultT:
