@@ -150,6 +150,15 @@ async def test_an_error_names_its_part(
     assert engine.admitted == []
 
 
+async def test_prompts_are_counted_before_they_are_made(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: object, **__: object) -> str:
+        raise AssertionError("64 copies of a text of megabytes")
+
+    monkeypatch.setattr(Question, "prompt", make)
+    error = (await ask(app, *[PREDICATE] * 17, input="x" * (1 << 20))).json()["error"]
+    assert (error["param"], error["code"]) == ("input", "request_budget_exceeded")
+
+
 async def test_equal_values_of_two_types_are_two_choices(app: Any) -> None:
     both = {**CHOICE, "choices": [{"value": True}, {"value": "true"}]}
     values = [one["value"] for one in (await ask(app, both)).json()["answers"][0]["probabilities"]]

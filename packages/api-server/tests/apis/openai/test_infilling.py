@@ -43,3 +43,12 @@ async def test_other_models_refuse_a_suffix() -> None:
     assert (error["param"], error["code"]) == ("suffix", "unsupported_parameter")
     answer = await call(build_app(ready_state(FakeEngineClient())), "POST", "/v1/completions", {**BODY, "suffix": ""})
     assert answer.status == 200
+
+
+async def test_a_suffix_is_not_copied_for_more_prompts_than_memory_has_room_for(tmp_path: Path) -> None:
+    async with front_end(tmp_path / "m", FORMS[0][0]) as (llm, client):
+        app = build_app(ready_state(llm, ready=client.ready))
+        body = {**BODY, "prompt": ["ab"] * 1024, "suffix": "y" * (1 << 15)}
+        error = (await call(app, "POST", "/v1/completions", body)).json()["error"]
+        assert (error["param"], error["code"]) == ("suffix", "request_budget_exceeded")
+        assert client.added == []

@@ -44,11 +44,10 @@ async def prepare_decisions(state: ServerState, body: JSONObject) -> DecisionsAn
         raise request_errors.string_too_long("safety_identifier", MAX_IDENTIFIER_CHARS, len(name))
     about, questions = read_input(fields.input), read_questions(fields.questions)
     check_fan_out(len(questions), 1, state.engine.limits, param="questions")
+    _check_size(len(about) * len(questions))  # before there are so many copies of it
     form = await _Form.of(state, max(len(question.options) for question in questions))
     texts = [question.prompt(about, is_continued=form.is_continued) for question in questions]
-    num_chars = sum(map(len, texts))
-    if num_chars > MAX_NUM_CHARS:
-        raise request_errors.too_much_text("input", MAX_NUM_CHARS, num_chars)
+    _check_size(sum(map(len, texts)))
     prompts = [await _render(state, text, form.sampling) for text in texts]
     # A request must not be refused by its own questions.
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
@@ -56,6 +55,11 @@ async def prepare_decisions(state: ServerState, body: JSONObject) -> DecisionsAn
     answer = DecisionsAnswer(state, fields.model, questions, prompts, form)
     await answer.begin()
     return answer
+
+
+def _check_size(num_chars: int) -> None:
+    if num_chars > MAX_NUM_CHARS:
+        raise request_errors.too_much_text("input", MAX_NUM_CHARS, num_chars)
 
 
 class _Form(NamedTuple):

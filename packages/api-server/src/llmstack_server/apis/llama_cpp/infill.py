@@ -9,7 +9,7 @@ from typing import Final
 from llmstack_llm import CompletionOutput, GivenSampling, RequestMetrics
 from llmstack_server.apis.llama_cpp.line_limits import LineLimits
 from llmstack_server.apis.llama_cpp.prompt import gap_prompt
-from llmstack_server.apis.llama_cpp.protocol import FIELDS, InfillRequest, own_fields
+from llmstack_server.apis.llama_cpp.protocol import FIELDS, InfillRequest, check_response_fields, own_fields
 from llmstack_server.apis.llama_cpp.samplers import sampler_fields
 from llmstack_server.chat.logprobs import Position, floor
 from llmstack_server.state.server_state import OutputStream, ServerState
@@ -37,6 +37,7 @@ async def prepare_infill(state: ServerState, body: JSONObject) -> InfillAnswer:
     """
     fields = parse(InfillRequest, body)
     check_fields(state, body, fields, FIELDS)
+    check_response_fields(fields.response_fields)
     given, names = given_sampling(fields, _NAMES)
     given |= own_fields(fields)
     if fields.samplers is not None and fields.n_predict != 0:  # of 0 no token is drawn

@@ -15,6 +15,7 @@ from llmstack_server.web.unsupported import COMMON, Predicate, one_of
 from llmstack_types import RequestOutputKind
 
 MAX_NUM_FILES: Final = 256
+MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 256
 DEFAULT_FILE_NAME: Final = "tmp"
 _WHOLE_TEXT: Final = -1
 
@@ -44,7 +45,7 @@ class InfillRequest(GenerationFields):
     repeat_last_n: int | None = Field(None, description="-1: the penalty counts the whole text")
     return_tokens: bool | None = Field(None, description="whether a whole answer has its token ids")
     response_fields: list[str] | None = Field(
-        None, description="the fields of the answer that are sent; `a/b` is field b of a"
+        None, description="the fields of the answer that are sent, at most 64; `a/b` is field b of a"
     )
 
 
@@ -84,6 +85,19 @@ def check_texts(fields: InfillRequest) -> tuple[str, str]:
             if not isinstance(file.get(name, ""), str):
                 raise request_errors.invalid_type(f"input_extra[{index}].{name}", "a string", file[name])
     return fields.input_prefix, fields.input_suffix
+
+
+def check_response_fields(paths: list[str] | None) -> None:
+    """Refuses more, or longer ones, than an answer has: each text of it is searched for all of them.
+
+    Raises:
+        InvalidRequestError: Names the first at fault.
+    """
+    if paths is not None and len(paths) > MAX_RESPONSE_FIELDS:
+        raise request_errors.array_too_long("response_fields", MAX_RESPONSE_FIELDS, len(paths))
+    for index, path in enumerate(paths or ()):
+        if len(path) > MAX_FIELD_CHARS:
+            raise request_errors.string_too_long(f"response_fields[{index}]", MAX_FIELD_CHARS, len(path))
 
 
 def own_fields(fields: InfillRequest) -> JSONObject:

@@ -7,6 +7,8 @@ from typing import Final
 
 from llmstack_llm import request_errors
 
+MAX_SAMPLERS: Final = 64
+"""More than there are; one that occurs twice is refused by name."""
 _FIELDS: Final[Mapping[str, Mapping[str, object]]] = {
     "penalties": {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
     "top_n_sigma": {"top_n_sigma": -1.0},
@@ -49,6 +51,8 @@ def sampler_fields(value: list[str] | str, values: Mapping[str, object]) -> dict
 
 def _names(value: list[str] | str) -> list[str]:
     """The names of a list, or of a text with a letter for each."""
+    if len(value) > MAX_SAMPLERS:
+        raise request_errors.array_too_long("samplers", MAX_SAMPLERS, len(value))
     chain = [_LETTERS.get(letter, letter) for letter in value] if isinstance(value, str) else value
     known = _FIELDS.keys() | _ABSENT
     for index, name in enumerate(chain):

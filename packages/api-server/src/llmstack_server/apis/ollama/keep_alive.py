@@ -11,6 +11,8 @@ from llmstack_server.web.clients import current_client
 
 MAX_KEEP_S: Final = 86_400.0
 """What stands for ever: a day after the last request."""
+_MAX_CHARS: Final = 64
+"""Of a text: no time that anyone writes is longer."""
 _DURATION: Final = re.compile(r"-?(?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ms|s|m|h))+")
 _PART: Final = re.compile(r"([0-9.]+)(ms|s|m|h)")
 _UNIT_TO_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -41,11 +43,15 @@ def read_keep_alive(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
-    elif isinstance(value, str) and (_DURATION.fullmatch(value) or re.fullmatch(r"-?[0-9]{1,9}", value)):
+        seconds = float(max(min(value, MAX_KEEP_S), -1))  # an integer of 400 digits is no float
+    elif isinstance(value, str) and len(value) <= _MAX_CHARS and _is_time(value):
         parts = _PART.findall(value)
         seconds = sum(float(number) * _UNIT_TO_S[unit] for number, unit in parts) if parts else abs(float(value))
         seconds = -seconds if value.startswith("-") else seconds
     else:
         raise request_errors.invalid_value("keep_alive", "expected seconds, or a time such as '5m'; negative for ever")
     return MAX_KEEP_S if seconds < 0 else min(seconds, MAX_KEEP_S)
+
+
+def _is_time(text: str) -> bool:
+    return bool(_DURATION.fullmatch(text) or re.fullmatch(r"-?[0-9]{1,9}", text))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "prefix"
 SUFFIX: Final = "suffix"
+MAX_SUFFIX_CHARS: Final = 1 << 24
+"""Of all prompts together, each of which has a suffix of its own: a token takes 8 bytes."""
 
 
 class GapForm(NamedTuple):
@@ -67,6 +69,9 @@ async def with_suffix(
     form = form_of(tokenizer)
     if form is None:
         raise unsupported("suffix")
+    num_chars = len(suffix) * len(prompts)
+    if num_chars > MAX_SUFFIX_CHARS:
+        raise request_errors.too_much_text("suffix", MAX_SUFFIX_CHARS, num_chars)
     # Those that the tokenizer puts before every text.
     first = await state.engine.tokenize("", add_special_tokens=True) if add_special_tokens else []
     after = await state.engine.tokenize(suffix, add_special_tokens=False, param="suffix")
