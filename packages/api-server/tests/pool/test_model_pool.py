@@ -35,7 +35,9 @@ class Host:
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.error: Exception | None = None
-        self.num_starting = 0
+        self.num_starting = self.num_ended = 0
+        self.may_stop = asyncio.Event()
+        self.may_stop.set()
 
     async def start(self) -> None:
         self.log.append(f"+{self.name}")
@@ -48,6 +50,8 @@ class Host:
         self.log.append(f"-{self.name}")
         self.state.opened_engine = None
         await asyncio.sleep(0)
+        await self.may_stop.wait()
+        self.num_ended += 1
 
     async def check(self) -> None:
         await self.state.engine.check_health()
@@ -308,6 +312,43 @@ async def test_the_end_of_the_server_ends_all_engines_and_loads():
     assert bench.models["a"].status is ModelStatus.UNLOADED
     with pytest.raises(HTTPError):
         await bench.use("a")
+
+
+async def test_the_end_of_the_server_waits_for_an_engine_that_makes_room():
+    bench = Bench()
+    for name in "ab":
+        await bench.use(name)
+    bench.clock.now_s += MIN_STAY_S
+    host = bench.host("a")
+    host.may_stop.clear()
+    loading = asyncio.create_task(bench.use("c"))
+    await let_run()
+    assert bench.log == ["+a", "+b", "-a"]
+    ending = asyncio.create_task(bench.pool.shutdown())
+    await let_run()
+    assert not ending.done()  # what it has computed may still be on its way to the disk
+    host.may_stop.set()
+    await ending
+    await asyncio.gather(loading, return_exceptions=True)
+    assert (host.num_ended, bench.host("b").num_ended, bench.pool.charged_bytes) == (1, 1, 0)
+
+
+async def test_a_signal_while_a_dead_engine_is_cleared_away_leaves_nothing_of_it():
+    bench = Bench()
+    await bench.use("a")
+    host = bench.host("a")
+    engine: Any = host.state.opened_engine
+    engine.is_dead = True
+    host.may_stop.clear()
+    watching = asyncio.create_task(bench.pool.tick())
+    await let_run()
+    watching.cancel()
+    ending = asyncio.create_task(bench.pool.shutdown())
+    await let_run()
+    assert not ending.done()
+    host.may_stop.set()
+    await ending
+    assert (host.num_ended, bench.models["a"].status) == (1, ModelStatus.FAILED)
 
 
 async def test_a_dead_engine_is_seen_only_where_it_is():

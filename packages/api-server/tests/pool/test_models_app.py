@@ -300,3 +300,27 @@ async def test_every_route_of_a_model_answers_for_the_one_that_the_query_names()
         assert answer.status in (200, 400, 404, 415, 426, 501), (route, answer.status, answer.body)
         assert b"several models" not in answer.body
     assert server.hosts["small"].num_starts == 0
+
+
+@pytest.mark.parametrize("is_posted", [False, True])
+async def test_a_session_is_given_up_in_every_model_that_has_turns_of_it(is_posted: bool):
+    http = HTTPConfig(api_keys=tuple(map(Secret, ("all", "few"))), key_to_models={Secret("few"): frozenset({"small"})})
+    server = Setup(http)
+
+    async def release(key: str) -> Any:
+        method, path, body = ("POST", "/close_session", {"session_id": "s"}) if is_posted else (
+            "DELETE", "/v1/sessions/s", None
+        )  # fmt: skip
+        return await call(server.app, method, path, body, key_header(key))
+
+    assert (await release("all")).status == 404  # no model is loaded, and none is for this
+    assert set((await server.statuses("all")).values()) == {"unloaded"}
+    for name in ("small", "large"):
+        assert (await server.complete(name, key_header("all"))).status == 200
+        server.hosts[name].engine.released = (1, 160)
+    answer = await release("all")
+    assert (answer.status, answer.json()["released_tokens"]) == (200, 320)
+    assert (await release("few")).json()["released_tokens"] == 160  # of the one model that there is for this key
+    names = [[operation[1:] for operation in host.engine.operations] for host in server.hosts.values()]
+    mine, other = ((server.tenant_of(key), "s") for key in ("all", "few"))
+    assert names == [[mine, other], [mine]]

@@ -53,7 +53,7 @@ class ModelPool:
         self._name_to_model = {name: model for model in models for name in (model.name, *model.entry.aliases)}
         self._tenant_to_budget: dict[str, MinuteBucket] = {}
         self._turn = asyncio.Lock()
-        self._tasks = set[asyncio.Task[None]]()
+        self._tasks, self._ending = set[asyncio.Task[None]](), set[asyncio.Task[None]]()
         self._is_stopping = False
         for model in models:
             self._follow_sleep(model)
@@ -122,8 +122,7 @@ class ModelPool:
                 await model.host.check()
             except EngineDeadError as error:
                 logger.error("model %s: its engine core died (%s), its requests are lost", model.name, error)
-                await self._unload(model)
-                model.note_failure()
+                await self._unload(model, has_failed=True)
             else:
                 await self._charge_awake(model)
 
@@ -132,7 +131,7 @@ class ModelPool:
         self._is_stopping = True
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._ending, return_exceptions=True)
         await asyncio.gather(*(self._unload(model) for model in self.models if model.host.state.opened_engine))
 
     def _check_load(self, model: PooledModel, tenant: str | None) -> None:
@@ -216,25 +215,12 @@ class ModelPool:
         return self.charged_bytes - model.charged_bytes + num_bytes - self.memory_bytes
 
     def _victims(self, wanted: PooledModel, num_bytes: int) -> list[PooledModel]:
-        """The models unused for longest that free so many bytes together, and no more of them; empty where none do."""
         latest_s = self._clock() - MIN_STAY_S
         candidates = [
             one for one in self.models
             if one is not wanted and one.is_loaded and one.since_s <= latest_s and not one.is_used
         ]  # fmt: skip
-        chosen: list[PooledModel] = []
-        freed = 0
-        for one in sorted(candidates, key=lambda one: one.last_used_s):
-            if freed < num_bytes:
-                chosen.append(one)
-                freed += one.charged_bytes
-        if freed < num_bytes:
-            return []
-        for one in list(chosen):  # a later one may have made an earlier one superfluous
-            if freed - one.charged_bytes >= num_bytes:
-                chosen.remove(one)
-                freed -= one.charged_bytes
-        return chosen
+        return _longest_unused(candidates, num_bytes)
 
     async def _evict(self, model: PooledModel, wanted: PooledModel) -> None:
         unused_s = self._clock() - model.last_used_s
@@ -242,14 +228,23 @@ class ModelPool:
         model.num_evictions += 1
         await self._unload(model)
 
-    async def _unload(self, model: PooledModel) -> None:
+    async def _unload(self, model: PooledModel, *, has_failed: bool = False) -> None:
+        """Ends an engine, of which nothing is left afterwards; the end of its caller, as by a signal, ends no part."""
         model.phase = ModelStatus.UNLOADING
+        ending = asyncio.create_task(self._end(model, has_failed=has_failed))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
+
+    async def _end(self, model: PooledModel, *, has_failed: bool) -> None:
         async with model.changing:
             try:
                 await model.host.stop()
             finally:
                 model.phase = ModelStatus.UNLOADED
                 model.charged_bytes = 0
+                if has_failed:
+                    model.note_failure()
 
     def _follow_sleep(self, model: PooledModel) -> None:
         """Counts a model with less while it sleeps, and makes room for it before it wakes."""
@@ -275,3 +270,20 @@ class ModelPool:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # those that waited have it
+
+
+def _longest_unused(candidates: Sequence[PooledModel], num_bytes: int) -> list[PooledModel]:
+    """The models unused for longest that free so many bytes together, and no more of them; empty where none do."""
+    chosen: list[PooledModel] = []
+    freed = 0
+    for one in sorted(candidates, key=lambda one: one.last_used_s):
+        if freed < num_bytes:
+            chosen.append(one)
+            freed += one.charged_bytes
+    if freed < num_bytes:
+        return []
+    for one in list(chosen):  # a later one may have made an earlier one superfluous
+        if freed - one.charged_bytes >= num_bytes:
+            chosen.remove(one)
+            freed -= one.charged_bytes
+    return chosen

@@ -20,6 +20,7 @@ from llmstack_server.app.application import Application
 from llmstack_server.app.chat_page import add_chat_page
 from llmstack_server.app.docs_page import add_docs_routes
 from llmstack_server.app.routes import add_process_routes, set_gauges
+from llmstack_server.app.session_routes import add_session_routes
 from llmstack_server.observability.metrics import CONTENT_TYPE
 from llmstack_server.observability.metrics_merge import Snapshot
 from llmstack_server.pool.dispatch import ModelResponse, model_of, visible_models
@@ -69,6 +70,8 @@ def build_models_app(state: ServerState, pool: ModelPool) -> Application:
     _add_server_routes(router, state, pool)
     _add_model_routes(router, pool)
     _add_ollama_routes(router, pool)
+    # A session may have turns of several models, all under one name.
+    add_session_routes(router, state, lambda: (one.host.state for one in visible_models(pool) if one.is_loaded))
     http = state.config.http
     if http.has_docs:
         add_docs_routes(router, http)

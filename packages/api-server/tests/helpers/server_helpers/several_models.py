@@ -88,8 +88,9 @@ class Setup:
         [tenant] = tenant_ids([Secret(key)], self.state.config.deployment_secret)
         return tenant
 
-    async def statuses(self) -> dict[str, str]:
-        found = (await call(self.app, "GET", "/v1/models")).json()["data"]
+    async def statuses(self, key: str = "") -> dict[str, str]:
+        headers = key_header(key) if key else None
+        found = (await call(self.app, "GET", "/v1/models", headers=headers)).json()["data"]
         return {model["id"]: model["status"]["value"] for model in found}
 
 
