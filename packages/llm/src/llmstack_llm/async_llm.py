@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry
-from llmstack_llm.admission.limits import check_fan_out, check_repeated_ids
+from llmstack_llm.admission.limits import check_fan_out
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
@@ -43,8 +43,6 @@ from llmstack_types import EngineReady, PoolingParams, SamplingParams
 if TYPE_CHECKING:
     from llmstack_engine_client.hosts.relay import RelayedMembers
     from llmstack_llm.protocols import AsyncEngineCoreClient
-
-_ALLOWED: Final = "allowed_token_ids"
 
 
 class AsyncLLM(EngineFrontEnd):
@@ -268,21 +266,19 @@ class AsyncLLM(EngineFrontEnd):
         if any(request.sampling is not given for request in requests):
             raise ValueError("requests that are submitted together share their sampling fields")
         sampling = self.input_processor.check_sampling(given)
-        num_generated = sampling.num_generated
-        if len(requests) * num_generated > 1:
+        num_completions = len(requests) * (num_generated := sampling.num_generated)
+        if num_completions > 1:
             check_fan_out(len(requests), num_generated, self.input_processor.limits)
-            if allowed := sampling.values.get(_ALLOWED):
-                name = sampling.names.get(_ALLOWED, _ALLOWED)
-                check_repeated_ids(name, len(allowed), len(requests) * num_generated)
+        sampling.check_repeated_ids(num_completions)
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
+        sampling.check_repeated_ids(num_completions, admitted[0].sampling_params.bad_words_token_ids)
         adapter = requests[0].adapter  # all of them have it
         if adapter is not None or self.adapters.media_kinds:
             admitted = [self.adapters.adapted(one, adapter) for one in admitted]
         num_prompt_tokens = sum([one.num_prompt_tokens for one in admitted])
-        self.check_room(len(requests) * num_generated, num_prompt_tokens, requests[0].tenant)
-        on_first = None
-        if requests[0].on_admitted is not None:
-            on_first = requests[0].on_admitted(admitted, num_generated)
+        self.check_room(num_completions, num_prompt_tokens, requests[0].tenant)
+        on_admitted = requests[0].on_admitted
+        on_first = None if on_admitted is None else on_admitted(admitted, num_generated)
         if any(one.placed for one in admitted):
             admitted = await decode_media(admitted)
         # Registered first: an output can never arrive for a request that is not known here.

@@ -13,7 +13,6 @@ import pytest
 from llm_helpers.engines import collect, collected, make
 
 from llmstack_llm import input_processor
-from llmstack_llm.admission import limits
 from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.async_llm import AsyncLLM
 from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
@@ -52,23 +51,6 @@ async def test_prompts_that_are_submitted_together_share_a_stream(llm: AsyncLLM)
             texts[output.prompt_index] += output.outputs[0].text
     assert texts == {0: "aba", 1: "aba"}
     assert llm.num_requests_in_flight == 0
-
-
-async def test_a_list_of_ids_that_all_completions_have_is_bounded_with_their_number(
-    llm: AsyncLLM, client: FakeEngineCoreClient, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(limits, "MAX_REPEATED_IDS", 8)
-    await llm.wait_until_ready()
-    for num_prompts, n in ((3, 1), (1, 3)):
-        given = {"max_tokens": 1, "n": n, "temperature": 1.0, "allowed_token_ids": [65, 66, 67]}
-        sampling = GivenSampling(given, {"allowed_token_ids": "allowed"})
-        with pytest.raises(InvalidRequestError) as caught:
-            await llm.submit(*(GenerationRequest(f"r-{i}", "a", sampling) for i in range(num_prompts)))
-        assert (caught.value.param, caught.value.code) == ("allowed", "array_above_max_length")
-    assert client.added == []
-    sampling = GivenSampling({"max_tokens": 1, "allowed_token_ids": [65, 66, 67, 68]})
-    async with await llm.submit(*(GenerationRequest(f"r-{i}", "a", sampling) for i in range(2))) as stream:
-        assert len([output async for output in stream]) == 2
 
 
 async def test_of_prompts_that_are_submitted_together_all_are_refused_or_none(

@@ -19,9 +19,6 @@ ASSUMED_CHARS_PER_TOKEN = 128
 MIN_ASSUMED_CHARS = 1 << 18
 """The bound where none is known is at least this; so many characters take 0.2 s."""
 
-MAX_REPEATED_IDS = 1 << 22
-"""Token ids that all completions of a request have together as one of its fields: 16 MiB on their way to the engine."""
-
 MAX_SHARE_OF_FREE = 4
 """What one tenant may use of a bounded queue, in terms of what is free: alone four fifths of it."""
 
@@ -132,16 +129,6 @@ def check_fan_out(num_prompts: int, n: int, limits: AdmissionLimits, *, param: s
         raise request_errors.empty_array(param)
     if num_prompts * n > limits.max_num_completions:
         raise request_errors.request_budget_exceeded(param, num_prompts, n, limits.max_num_completions)
-
-
-def check_repeated_ids(param: str, num_ids: int, num_completions: int) -> None:
-    """Refuses a list of token ids of which so many completions would have too many: each of them has all.
-
-    Raises:
-        InvalidRequestError: Code `array_above_max_length`.
-    """
-    if num_ids * num_completions > MAX_REPEATED_IDS:
-        raise request_errors.array_too_long(param, MAX_REPEATED_IDS // num_completions, num_ids)
 
 
 def max_prompt_chars(limits: AdmissionLimits, max_chars_per_token: int | None, *, is_cut: bool = False) -> int:

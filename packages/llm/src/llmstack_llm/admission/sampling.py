@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from llmstack_types import RequestOutputKind, SamplingParams, StructuredOutputsP
 
 MAX_INFILL_CANDIDATES = 256
 """Candidates of the sampler `infill`; it compares their texts, at worst each with each."""
+MAX_REPEATED_IDS = 1 << 22
+"""Token ids that all completions of a request have together as one of its fields: 16 MiB on their way to the engine."""
 NO_NAMES: Mapping[str, str] = {}
 NO_DEFAULTS: Mapping[str, Any] = {}
 _DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
@@ -54,6 +56,20 @@ class CheckedSampling:
     def num_generated(self) -> int:
         """Completions to generate for each prompt."""
         return int(self.values.get("best_of") or self.values.get("n", 1))
+
+    def check_repeated_ids(self, num_completions: int, bad_words: Sequence[Sequence[int]] = ()) -> None:
+        """Refuses lists of token ids of which so many completions would have too many: each of them has all.
+
+        `bad_words`: Once they are token ids.
+
+        Raises:
+            InvalidRequestError: Code `array_above_max_length`.
+        """
+        allowed = self.values.get("allowed_token_ids") or ()
+        for name, num_ids in (("allowed_token_ids", len(allowed)), ("bad_words", sum(map(len, bad_words)))):
+            if num_completions > 1 and num_ids * num_completions > MAX_REPEATED_IDS:
+                most = MAX_REPEATED_IDS // num_completions
+                raise request_errors.array_too_long(self.names.get(name, name), most, num_ids)
 
     def with_constraint(self, constraint: StructuredOutputsParams, names: Mapping[str, str]) -> CheckedSampling:
         """The same fields under a constraint in its normal form; `names` are added to the names.
