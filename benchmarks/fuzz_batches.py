@@ -23,7 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fuzz_requests import ODD, RAW, ROUTES, FuzzError, check, mutate, run
+from fuzz_bodies import ODD, RAW, ROUTES
+from fuzz_requests import FuzzError, check, mutate, run
 
 from llmstack_server.app.application import build_app
 from llmstack_server.options.config import HTTPConfig

@@ -1,4 +1,4 @@
-"""Malformed and odd requests against every route of the server, without sockets.
+"""Malformed and odd requests against every route that takes JSON, without sockets.
 
     python benchmarks/fuzz_requests.py --count 1000000
 
@@ -20,149 +20,18 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from fuzz_bodies import FOREIGN_NAMES, ODD, RAW, ROUTES
+
+from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.app.application import build_app
 from llmstack_server.options.config import HTTPConfig
+from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import FakeEngineClient, ready_state
 from llmstack_server.testing.asgi_client import Answer, call
+from llmstack_types import SchedulerStats, StepPhases
 
-MESSAGES = [{"role": "user", "content": "Hello"}]
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-ROUTES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {
-        "model": "fake",
-        "prompt": "Hello",
-        "max_tokens": 4,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 5,
-        "min_p": 0.1,
-        "n": 1,
-        "seed": 1,
-        "stop": ["x"],
-        "logprobs": 1,
-        "logit_bias": {"5": 1.0},
-        "presence_penalty": 0.1,
-        "echo": False,
-        "stream": False,
-        "user": "me",
-        "suffix": None,
-        "best_of": 1,
-        "priority": 0,
-        "cache_salt": "s",
-        "structured_outputs": None,
-        "stop_token_ids": [1],
-        "prompt_logprobs": None,
-        "ignore_eos": True,
-    },
-    "/v1/chat/completions": {
-        "model": "fake",
-        "messages": MESSAGES,
-        "max_completion_tokens": 4,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "logprobs": True,
-        "top_logprobs": 2,
-        "response_format": {"type": "text"},
-        "tools": [TOOL],
-        "tool_choice": "none",
-        "parallel_tool_calls": True,
-        "chat_template_kwargs": {},
-        "add_generation_prompt": True,
-        "continue_final_message": False,
-        "reasoning_effort": "low",
-        "metadata": {"a": "b"},
-    },
-    "/v1/responses": {
-        "model": "fake",
-        "input": "Hello",
-        "max_output_tokens": 16,
-        "store": False,
-        "stream": False,
-        "instructions": "Be kind",
-        "temperature": 1,
-        "text": {"format": {"type": "text"}},
-        "metadata": {},
-        "truncation": "disabled",
-        "include": [],
-    },
-    "/v1/messages": {
-        "model": "fake",
-        "messages": MESSAGES,
-        "max_tokens": 4,
-        "system": "Be kind",
-        "stop_sequences": ["x"],
-        "stream": False,
-        "temperature": 0.5,
-        "top_k": 3,
-        "metadata": {"user_id": "u"},
-    },
-    "/v1/messages/count_tokens": {"model": "fake", "messages": MESSAGES},
-    "/v1/embeddings": {"model": "fake", "input": ["Hello", "you"], "encoding_format": "float", "dimensions": 2},
-    "/v1/score": {"model": "fake", "text_1": "a", "text_2": ["b", "c"]},
-    "/v1/rerank": {"model": "fake", "query": "a", "documents": ["b", "c"], "top_n": 1},
-    "/classify": {"model": "fake", "input": "Hello"},
-    "/pooling": {"model": "fake", "input": "Hello"},
-    "/tokenize": {"model": "fake", "prompt": "Hello", "add_special_tokens": True},
-    "/detokenize": {"model": "fake", "tokens": [72, 101]},
-    "/invocations": {"model": "fake", "prompt": "Hello", "max_tokens": 3},
-}
-ODD: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    2**31,
-    2**63,
-    2**64,
-    -(2**70),
-    1e308,
-    -0.0,
-    0.1,
-    "",
-    " ",
-    "x" * 300,
-    "\u0000",
-    "\ud800",
-    "\u202e",
-    "😀" * 40,
-    "<|endoftext|>",
-    "NaN",
-    [],
-    [[]],
-    [None],
-    [[[[]]]],
-    {},
-    {"": {}},
-    {"type": "object"},
-    [1, "a"],
-    [{}],
-    {"a": [{"b": None}]},
-    "a" * 9000,
-    [0] * 300,
-    {str(k): k for k in range(200)},
-    "../../etc/passwd",
-    "${jndi:x}",
-]
-RAW = [
-    b"",
-    b"null",
-    b"[]",
-    b"{",
-    b'{"a":',
-    b"\xff\xfe",
-    b'{"model": NaN}',
-    b'{"a":1e999}',
-    b'{"model":"fake","model":"x"}',
-    b"{}" * 3,
-    b'{"a":' + b"9" * 5000 + b"} x",
-    b"[" * 5000,
-    b'"' + b"\\u0000" * 20 + b'"',
-    b'{"prompt":"\\ud800"}',
-]
-FOREIGN_NAMES = ["", "x", "model", "guided_json", "prompt_embeds", "n", "__class__"]
+NUM_LABELS = (1, 2)  # a model that scores pairs, and one that classifies: no model does both
+GAP_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 ALLOWED = {200, 400, 401, 403, 404, 405, 406, 408, 413, 415, 422, 429, 501, 503}
 MAX_ERROR_BYTES = 2048
 
@@ -179,9 +48,7 @@ def mutate(draw: random.Random, value: Any, depth: int = 0) -> Any:
         names = [name for name in value if draw.random() < 0.9]
         changed = {name: mutate(draw, value[name], depth + 1) if draw.random() < 0.3 else value[name] for name in names}
         if draw.random() < 0.15:
-            changed[draw.choice(["", "x", "model", "guided_json", "prompt_embeds", "n", "__class__"])] = draw.choice(
-                ODD
-            )
+            changed[draw.choice(FOREIGN_NAMES)] = draw.choice(ODD)
         return changed
     if isinstance(value, list):
         return [mutate(draw, item, depth + 1) for item in value for _ in range(draw.choice((0, 1, 1, 1, 2)))]
@@ -211,8 +78,28 @@ def check(answer: Answer) -> None:
     if len(answer.body) > MAX_ERROR_BYTES:
         raise FuzzError(f"an error of {len(answer.body)} bytes")
     error = answer.json()["error"]
-    if not error["message"] or not error["type"]:
+    is_whole = bool(error) if isinstance(error, str) else error["message"] and error["type"]  # Ollama's is a text
+    if not is_whole:
         raise FuzzError(f"an error without a message or a type: {answer.body[:300]!r}")
+
+
+def code_of(answer: Answer) -> str:
+    """The code of an error; Ollama's have none."""
+    error = answer.json()["error"]
+    return "" if isinstance(error, str) else f" {error.get('code')}"
+
+
+def make_state(num_labels: int) -> tuple[ServerState, FakeEngineClient]:
+    """A server without an engine, on which every route can succeed that its number of labels allows."""
+    engine = FakeEngineClient(num_labels=num_labels, token_names=GAP_TOKENS)
+    engine.script, engine.released = "Hello, you", (1, 64)
+    state = ready_state(engine, HTTPConfig(uvicorn_log_level="critical"))
+    for number in range(40):  # steps from which first tokens can be predicted
+        tokens, seconds = 1 + 100 * (number % 3), 0.001 + 0.0005 * (number % 3)
+        stats = SchedulerStats(number + 1, num_running=1, num_scheduled_rows=1, num_scheduled_tokens=tokens)
+        phases = StepPhases(0.0, seconds, 0.0)
+        state.queue.record(stats, IterationStats(timestamp_s=time.monotonic(), phases=phases))
+    return state, engine
 
 
 async def fuzz(count: int, seed: int) -> Counter[str]:
@@ -221,26 +108,23 @@ async def fuzz(count: int, seed: int) -> Counter[str]:
     Raises:
         FuzzError: An answer broke the contract; the message has what was sent.
     """
-    draw, counts = random.Random(seed), Counter[str]()
-    engine = FakeEngineClient(num_labels=2)
-    engine.script = "Hello, you"
-    state = ready_state(engine, HTTPConfig(uvicorn_log_level="critical"))
-    app, paths = build_app(state), list(ROUTES)
+    draw, counts, paths = random.Random(seed), Counter[str](), list(ROUTES)
+    servers = [(state, engine, build_app(state)) for state, engine in map(make_state, NUM_LABELS)]
     for number in range(count):
-        path = draw.choice(paths)
+        path, (_, engine, app) = draw.choice(paths), draw.choice(servers)
         body = draw_body(draw, path)
         try:
             answer = await asyncio.wait_for(call(app, "POST", path, body), 60)
             check(answer)
         except Exception as error:
             raise FuzzError(f"request {number} of seed {seed}, {path} {body[:2000]!r}: {error!r}") from error
-        code = "" if answer.status == 200 else f" {answer.json()['error'].get('code')}"
-        counts[f"{answer.status}{code}"] += 1
+        counts["200" if answer.status == 200 else f"{answer.status}{code_of(answer)}"] += 1
         engine.admitted.clear()
         engine.rendered.clear()
         engine.aborted_request_ids.clear()
-    if state.in_flight.count or engine.num_running:
-        raise FuzzError(f"{state.in_flight.count} requests are left, {engine.num_running} of them run")
+    for state, engine, _ in servers:
+        if state.in_flight.count or engine.num_running:
+            raise FuzzError(f"{state.in_flight.count} requests are left, {engine.num_running} of them run")
     return counts
 
 

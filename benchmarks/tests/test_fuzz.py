@@ -5,18 +5,30 @@ from __future__ import annotations
 import asyncio
 
 import fuzz_batches
+import fuzz_bodies
 import fuzz_parsers
 import fuzz_requests
 import fuzz_schema
 import pytest
 
-from llmstack_server.testing.asgi_client import Answer
+from llmstack_server.app import build_app
+from llmstack_server.testing.asgi_client import Answer, call
 
 
 def test_odd_requests_get_answers_of_the_contract() -> None:
     counts = asyncio.run(fuzz_requests.fuzz(1000, seed=1))
     assert sum(counts.values()) == 1000
     assert counts["200"] > 100
+
+
+async def test_each_route_that_takes_json_is_tried_with_a_body_that_it_accepts() -> None:
+    apps = [build_app(fuzz_requests.make_state(num_labels)[0]) for num_labels in fuzz_requests.NUM_LABELS]
+    operations = {path: ways.get("post", {}) for path, ways in apps[0].openapi()["paths"].items()}
+    contents = {path: operation.get("requestBody", {}).get("content", {}) for path, operation in operations.items()}
+    assert fuzz_bodies.ROUTES.keys() == {path for path, content in contents.items() if "application/json" in content}
+    for path, body in fuzz_bodies.ROUTES.items():
+        answers = [await call(app, "POST", path, body) for app in apps]
+        assert 200 in {answer.status for answer in answers}, (path, answers[0].body)
 
 
 @pytest.mark.parametrize(
