@@ -27,6 +27,11 @@ def texts(server: Any) -> list[str]:
     return found
 
 
+def regular_files(folder: Path) -> list[Path]:
+    """The files of the cache that are neither a folder nor a link to something without an end."""
+    return sorted(path for path in folder.glob("?" * 64 + "*") if path.is_file() and not path.is_symlink())
+
+
 def damage(path: Path, pick: random.Random) -> None:
     """Does to a file what a disk, a person or another program may do."""
     content = path.read_bytes()
@@ -45,7 +50,7 @@ def damage(path: Path, pick: random.Random) -> None:
         path.unlink()
         path.symlink_to("/dev/zero")
     else:
-        path.write_bytes(pick.choice(sorted(path.parent.glob("?" * 64 + "*"))).read_bytes())
+        path.write_bytes(pick.choice(regular_files(path.parent)).read_bytes())
 
 
 @pytest.mark.timeout(120 + 30 * NUM_KILLS)
@@ -58,7 +63,7 @@ def test_damaged_files_and_killed_engine_cores_change_no_text(
     server.wait_until_ready()
     expected = texts(server)
     for _ in range(NUM_KILLS):
-        files = [path for path in folder.glob("?" * 64 + "*") if path.is_file() and not path.is_symlink()]
+        files = regular_files(folder)
         for path in pick.sample(files, min(len(files), 3)):
             damage(path, pick)
         [pid] = server.engine_pids()

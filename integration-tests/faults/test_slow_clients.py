@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import quantiles
+from types import SimpleNamespace
 from typing import Any
 
 import good_client as good_client_program
@@ -24,6 +26,8 @@ BODY = {"model": "model", "prompt": "abc", "temperature": 0, "stream": True, "ig
 MAX_LEFT_MIB = 48.0
 CLIENTS_AT_ONCE = 10
 NUM_GOOD_STREAMS = 100
+MAX_TEST_S = 120 + 600 * float(os.environ.get("FAULTS_SCALE", "0.1"))
+pytestmark = pytest.mark.timeout(MAX_TEST_S)
 
 
 def request_bytes(max_tokens: int, **fields: Any) -> bytes:
@@ -94,27 +98,61 @@ def good_client(target: Any, count: int) -> GoodClient:
     return GoodClient(times, target.processor_s() - before_s)
 
 
+class SlowSenders:
+    """Clients that send a byte a second of a request; one that the server has given up begins again."""
+
+    def __init__(self, target: Any, count: int, message: bytes) -> None:
+        self._target, self._message = target, message
+        self._clients = [target.connect() for _ in range(count)]
+        self._num_sent = [0] * count
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> SlowSenders:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        for client in self._clients:
+            client.close()
+
+    def _run(self) -> None:
+        """Spreads the bytes over each second, since the clients know nothing of each other."""
+        while True:
+            for index in range(len(self._clients)):
+                self._send_byte(index)
+                if index % CLIENTS_AT_ONCE == 0 and self._is_over.wait(CLIENTS_AT_ONCE / len(self._clients)):
+                    return
+
+    def _send_byte(self, index: int) -> None:
+        place = self._num_sent[index]
+        try:
+            self._clients[index].send(self._message[place : place + 1])
+            self._num_sent[index] += 1
+        except ConnectionError:  # the server waits fifteen seconds for headers
+            self._clients[index].close()
+            self._clients[index] = self._target.connect()
+            self._num_sent[index] = 0
+
+
 def test_connections_that_send_a_byte_now_and_then(target: Any, scale: float) -> None:
     alone = good_client(target, NUM_GOOD_STREAMS)
-    with nothing_is_left(target), ExitStack() as stack:
-        clients = [stack.enter_context(target.connect()) for _ in range(round(1000 * scale))]
-        message, is_over = request_bytes(5), threading.Event()
-
-        def drip() -> None:
-            """A byte a second of each client, spread over the second, since they know nothing of each other."""
-            for byte in message[:80]:
-                for start in range(0, len(clients), CLIENTS_AT_ONCE):
-                    for client in clients[start : start + CLIENTS_AT_ONCE]:
-                        client.send(bytes([byte]))
-                    if is_over.wait(CLIENTS_AT_ONCE / len(clients)):
-                        return
-
-        dripping = threading.Thread(target=drip)
-        dripping.start()
+    with nothing_is_left(target), SlowSenders(target, round(1000 * scale), request_bytes(5)):
         beside = good_client(target, NUM_GOOD_STREAMS)
-        is_over.set()
-        dripping.join()
     print(f"alone: {alone}; beside them: {beside}")
+
+
+def test_a_slow_sender_that_is_given_up_begins_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        target = SimpleNamespace(connect=lambda: socket.create_connection(server.getsockname(), timeout=60))
+        with SlowSenders(target, 1, b"GET / HTTP/1.1"):
+            for _ in range(2):
+                connection, _ = server.accept()
+                assert connection.recv(1) == b"G"
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()  # by a reset, as a server does that gives up a client
 
 
 def test_readers_that_stop(target: Any, scale: float) -> None:
