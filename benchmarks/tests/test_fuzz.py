@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import fuzz_batches
 import fuzz_bodies
@@ -70,6 +73,19 @@ def test_a_wrong_end_of_a_batch_is_found(answers: list[tuple[str, int]], code: s
     lines = [{"custom_id": name, "response": {"status_code": status}} for name, status in answers]
     with pytest.raises(fuzz_batches.FuzzError):
         fuzz_batches.check_batch(batch, lines)
+
+
+def test_new_branches_are_looked_for_in_what_parses() -> None:
+    code = "import fuzz_parsers\nfor one in fuzz_parsers.parsing_functions(): print(one.__module__, one.__name__)"
+    command = [sys.executable, "-c", code]
+    folder = Path(fuzz_parsers.__file__).parent
+    names = set(subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.splitlines())
+    assert {
+        "llmstack_server.web.json_body decode_object",
+        "llmstack_gguf.header read_header",
+        "PIL.Image open",
+    } <= names
+    assert not any(name.startswith(("asyncio", "json")) for name in names)
 
 
 @pytest.mark.parametrize("target", fuzz_parsers.TARGETS)
