@@ -27,7 +27,7 @@ def reference(folder: Path) -> dict[tuple[int, ...], list[int]]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, serve: Callable[..., Any]) -> Iterator[Any]:
-    with serve(str(folder), "--dtype", "float32", "--served-model-name", "m", "--max-num-batched-tokens", "48") as one:
+    with serve(str(folder), *OPTIONS, "--max-num-batched-tokens", "48") as one:
         yield one
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from media_chats import OPTIONS
 from model_runner_helpers.picture_families import Picture, PictureFamily, prepare
 from model_runner_helpers.sound_families import RATE, SOUND_FAMILIES, SoundFamily
 from picture_model import make_tokenizer
@@ -143,7 +144,7 @@ def ask(server: Any, content: Any, model: str = "m") -> list[int]:
 
 
 def options(*more: str) -> tuple[str, ...]:
-    return ("--dtype", "float32", "--served-model-name", "m", *more)
+    return (*OPTIONS, *more)
 
 
 def test_answers_are_those_of_transformers_alone_together_and_after_a_kill(

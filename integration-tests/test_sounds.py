@@ -33,8 +33,7 @@ def reference(folder: Path) -> dict[tuple[int, ...], list[int]]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, serve: Callable[..., Any]) -> Iterator[Any]:
-    options = ("--dtype", "float32", "--served-model-name", "m", "--max-num-batched-tokens", "23")
-    with serve(str(folder), *options, "--limit-mm-per-prompt", '{"audio": 3}') as one:
+    with serve(str(folder), *OPTIONS, "--max-num-batched-tokens", "23", "--limit-mm-per-prompt", '{"audio": 3}') as one:
         yield one
 
 
