@@ -236,13 +236,33 @@ async def test_a_session_without_messages_ends(engine: SpeechEngine) -> None:
         assert (await client.next(), client.close_code) == ({}, 1008)
 
 
+async def test_a_client_that_waits_for_its_text_is_not_idle(
+    engine: SpeechEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = engine.submit
+
+    async def wait(*requests: Any) -> Any:
+        await asyncio.sleep(1.0)
+        return await submit(*requests)
+
+    monkeypatch.setattr(engine, "submit", wait)
+    app = build_app(state_of(engine, realtime=RealtimeConfig(idle_timeout_s=0.3)))
+    async with WebSocketClient(app, PATH) as client:
+        for event in (OPENAI, append(), COMMIT):
+            client.send(event)
+        events = await client.until("error")
+        assert [event["transcript"] for event in events if event["type"].endswith("completed")] == [TEXT]
+        assert events[-1]["error"]["code"] == "session_idle"
+
+
 async def test_a_drain_sends_the_rest_and_says_why_the_session_ends(engine: SpeechEngine) -> None:
     state = state_of(engine)
     async with WebSocketClient(build_app(state), PATH) as client:
         client.send(VLLM)
         client.send(append())
         await client.until("created")
-        await asyncio.sleep(0.1)
+        while not engine.speech.counts.session_s:  # noqa: ASYNC110 (the sound is taken)
+            await asyncio.sleep(0.01)
         state.lifecycle.advance(LifecycleState.DRAINING)
         state.in_flight.ask_to_end()
         *_, done, error = await client.until("error")

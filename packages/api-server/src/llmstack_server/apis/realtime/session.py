@@ -144,6 +144,8 @@ class Session:
                 async with asyncio.timeout(idle_s):
                     message = await self._socket.receive()
             except TimeoutError:
+                if self._num_unfinished:
+                    continue  # the client waits for the text of what it has committed
                 raise _Ended(HTTPError(session_idle(idle_s or 0.0)), POLICY_VIOLATION) from None
             await self._take(message)
 
@@ -275,16 +277,20 @@ class Session:
             with contextlib.suppress(WebSocketClosed):
                 await self._send(self._events.failed(facts, answer))
 
+    @property
+    def _num_unfinished(self) -> int:
+        """Items whose sound has ended and whose text is still to come."""
+        return len(self._items) - (self._item is not None and not self._item.task.done())
+
     async def _wait_until_covered(self) -> None:
         """Returns once what was sent is nearly transcribed, so that a session keeps little waiting."""
         max_ahead = int(_MAX_AHEAD_S * self._speech.sample_rate)
         while True:
             item = self._item
-            num_unfinished = len(self._items) - (item is not None and not item.task.done())
             ahead = 0
             if item is not None and not item.task.done():
                 ahead = item.live.num_samples - item.transcriber.num_covered
-            if ahead <= max_ahead and num_unfinished < _MAX_UNFINISHED:
+            if ahead <= max_ahead and self._num_unfinished < _MAX_UNFINISHED:
                 return
             await self._check_engine()
             await asyncio.sleep(_POLL_S)
