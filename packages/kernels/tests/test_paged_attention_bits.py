@@ -138,6 +138,22 @@ def test_few_queries_equal_the_prompt_for_any_number_of_heads_per_kv_head(head_d
             torch.testing.assert_close(found[-1].double(), exact(context), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_decodes_equal_the_prompt_whatever_part_of_a_tile_they_see(
+    block_size: int, window: int | None, variant: str
+) -> None:
+    # One or two query heads of a KV head add up values of bfloat16 by even and odd dimensions with AVX2.
+    generator = torch.Generator().manual_seed(0)
+    steps = [{0: 63}, {0: 1}, {0: 1}, {0: 63}, {0: 1}, {0: 14}, {0: 1}]  # also the last of a block and the first of one
+    for dtype in TOLERANCES:
+        for num_heads, num_kv_heads, head_dim in ((3, 3, 64), (4, 2, 80), (2, 2, 128), (3, 1, 64)):
+            shapes = [(num_heads, head_dim), (num_kv_heads, head_dim), (num_kv_heads, head_dim)]
+            context = Context(*(torch.randn(144, *shape, generator=generator).to(dtype) for shape in shapes))
+            whole = attend_in_steps([context], [{0: 144}], 16, sliding_window=window)[0]
+            assert torch.equal(attend_in_steps([context], steps, block_size, sliding_window=window)[0], whole)
+
+
 def test_more_threads_change_nothing(variant: str) -> None:
     case = make_case(MIXED_ROWS, head_dim=64, dtype=torch.bfloat16)
     expected, num_threads = case.run(), torch.get_num_threads()

@@ -147,10 +147,9 @@ class Attention {
       const T* value = call_.value_cache + blocks[block] * call_.value_block_stride + place_of * call_.value_stride;
       *key_stretch++ = stretch_of(key, count * call_.head_dim);
       if (key != value) *value_stretch++ = stretch_of(value, count * call_.value_stride);
-      for (; i < block_end; ++i, key += call_.head_dim, value += call_.value_stride) {
-        tile.keys[i] = key;
-        tile.values[i] = value;
-      }
+      for (int next = 0; next < count; ++next) tile.keys[i + next] = key + next * call_.head_dim;
+      for (int next = 0; next < count; ++next) tile.values[i + next] = value + next * call_.value_stride;
+      i = block_end;
     }
     *key_stretch = *value_stretch = {};
   }
@@ -234,27 +233,35 @@ class Attention {
   void attend(const Tile<T>& tile, const Tile<T>* next) {
     const auto [first_token, end_token] = tokens_that_see(tile);
     const int vectors = vectors_below(end_position(tile.place.member) - tile.start);
-    Prefetches prefetches;
-    prefetches.near_values = Fetch(tile.value_stretches);
-    if (next != nullptr) {
-      prefetches.keys = prefetches.near_keys = Fetch(next->key_stretches);
-      prefetches.values = Fetch(next->value_stretches);
-    }
     const int64_t base = tile.place.head * num_queries_, first = base + first_token * group_;
     const int64_t end = base + end_token * group_;
     if ((item_.num_rows > 1 ? end - first : num_queries_) <= kUnpackedQueries) {
-      const int rows = static_cast<int>(end - first), of_both[2] = {vectors, vectors};  // blocks of kRowBlock
-      score(operands(first), tile.keys, call_.head_dim, rows, vectors, scratch_.scores.data(), scratch_.keys.data(),
-            prefetches);
-      const float* factors = weigh_all(tile, first, rows, of_both);
-      add_values(weights(), tile.values, call_.value_dim, rows, vectors * kLanes, factors, sums(first), prefetches);
-      return;
+      if constexpr (kHasFewRegisters) {
+        if (call_.head_dim * static_cast<int64_t>(sizeof(T)) <= TurnFetch::kMostRowBytes) {
+          return attend_few<TurnFetch>(tile, next, first, static_cast<int>(end - first), vectors);
+        }
+      }
+      return attend_few<OrderedFetch>(tile, next, first, static_cast<int>(end - first), vectors);
     }
-    pack_keys(tile.keys, call_.head_dim, vectors, scratch_.keys.data(), prefetches.values);
-    pack_values(tile.values, call_.value_dim, vectors * kLanes, scratch_.values.data(), prefetches.values);
+    Fetch next_keys, next_values;
+    if (next != nullptr) next_keys = Fetch(next->key_stretches), next_values = Fetch(next->value_stretches);
+    pack_keys(tile.keys, call_.head_dim, vectors, scratch_.keys.data(), next_values);
+    pack_values(tile.values, call_.value_dim, vectors * kLanes, scratch_.values.data(), next_values);
     for (int64_t query = first; query < end; query += kQueriesTogether) {
-      attend_packed(tile, query, static_cast<int>(std::min<int64_t>(kQueriesTogether, end - query)), prefetches.keys);
+      attend_packed(tile, query, static_cast<int>(std::min<int64_t>(kQueriesTogether, end - query)), next_keys);
     }
+  }
+
+  // The same for few queries, which multiply keys and values as they lie.
+  template <class TileFetch>
+  void attend_few(const Tile<T>& tile, const Tile<T>* next, int64_t first, int rows, int vectors) {
+    const int of_both[2] = {vectors, vectors};  // blocks of kRowBlock
+    TileFetch fetch(tile.values, call_.value_dim, next == nullptr ? nullptr : next->key_stretches, tile.value_stretches);
+    score(operands(first), tile.keys, call_.head_dim, rows, vectors, scratch_.scores.data(), scratch_.keys.data(), fetch);
+    const float* factors = weigh_all(tile, first, rows, of_both);
+    fetch = next == nullptr ? TileFetch()
+                            : TileFetch(next->keys, call_.head_dim, next->value_stretches, next->key_stretches);
+    add_values(weights(), tile.values, call_.value_dim, rows, vectors * kLanes, factors, sums(first), fetch);
   }
 
   const Word* operands(int64_t query) const {
