@@ -78,8 +78,11 @@ class EngineCoreProc(EngineLoop):
                 return num_messages > 0
             client, *frames = self._socket.recv_multipart()
             if not self._long.hold(client, frames, is_busy=not wait_ms):
-                self._receive_message(client, partial(decode, frames))
+                self._receive_frames(client, frames)
         return True
+
+    def _receive_frames(self, client: bytes, frames: list[bytes]) -> None:
+        self._receive_message(client, partial(decode, frames))
 
     def _receive_message(self, client: bytes, decoded: Decoded) -> None:
         try:
