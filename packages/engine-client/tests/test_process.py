@@ -379,7 +379,7 @@ def test_a_signal_during_an_import_ends_the_process_after_it(monkeypatch: pytest
     for name in ("_is_exiting", "_is_exit_due"):
         monkeypatch.setattr(process_module, name, False)
     with pytest.raises(SystemExit):
-        process_module._import_parts((), ["echo"])
+        process_module._import_parts(["echo"])
     assert imported == ["echo"]
     assert gc.isenabled()
 

@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmstack_kernels.memory_regions import REGION_BYTES, MemoryRegions
 from llmstack_kernels.native import huge_pages
-from llmstack_kernels.native.huge_pages import advise_huge_pages, empty_in_huge_pages, empty_in_own_pages
+from llmstack_kernels.native.huge_pages import advise_huge_pages, empty_in_huge_pages
 
 MEBIBYTE = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "REGIONS", MemoryRegions())
+    monkeypatch.setattr(huge_pages, "_REGIONS", huge_pages._Regions())
 
 
 def test_tensors_follow_one_another_from_the_start_of_a_huge_page() -> None:
@@ -40,16 +39,6 @@ def test_a_tensor_larger_than_a_region_gets_one_of_its_own() -> None:
     assert small.nbytes == after.nbytes == 2 * MEBIBYTE
 
 
-def test_a_large_table_takes_what_was_touched_before() -> None:
-    huge_pages.REGIONS.touch_ahead(REGION_BYTES, 70 * MEBIBYTE)
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    table = empty_in_own_pages(torch.Size((7, 5 * MEBIBYTE)), torch.bfloat16).fill_(1)
-    assert table.shape == (7, 5 * MEBIBYTE)
-    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 30
-    small = empty_in_own_pages(torch.Size((3, 5)), torch.float32).fill_(2)
-    assert small.sum() == 30
-
-
 def test_small_tensors_are_ordinary() -> None:
     first, second = (empty_in_huge_pages(100, torch.float32) for _ in range(2))
     assert first.untyped_storage().nbytes() == second.untyped_storage().nbytes() == 400
@@ -57,8 +46,8 @@ def test_small_tensors_are_ordinary() -> None:
 
 def test_a_region_is_freed_with_its_last_tensor() -> None:
     first, second = (empty_in_huge_pages(MEBIBYTE, torch.float32) for _ in range(2))
-    assert huge_pages.REGIONS._region is not None
-    region: weakref.ref = huge_pages.REGIONS._region
+    assert huge_pages._REGIONS._region is not None
+    region: weakref.ref = huge_pages._REGIONS._region
     del first
     gc.collect()
     assert region() is not None

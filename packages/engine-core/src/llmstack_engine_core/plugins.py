@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -23,7 +22,6 @@ OWN_RUNNERS = {
 }
 _TORCH_RUNNERS = ("default", "parallel")
 _READ_AHEAD, _LEAN_TORCH = "llmstack_model_runner.read_ahead", "llmstack_model_runner.lean_torch"
-_TOUCH_AHEAD = "llmstack_model_runner.touch_ahead"
 """Found by name, as the runners are; the modules need no torch."""
 RUNNER_METHODS = (
     "load_model", "kv_cache_spec", "available_kv_bytes", "initialize_kv_cache", "execute_model", "backends", "shutdown",
@@ -62,20 +60,6 @@ def read_ahead(name: str, config: ModelRunnerConfig) -> None:
         return
     with contextlib.suppress(ImportError):  # without the runner, the start fails with a sentence of its own
         importlib.import_module(_READ_AHEAD).start_reading(config)
-
-
-def import_touch_ahead(name: str) -> None:
-    """Imports what `touch_ahead` needs, so that no thread imports it beside the runner."""
-    if name in _TORCH_RUNNERS:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(_TOUCH_AHEAD)
-
-
-def touch_ahead(name: str, config: ModelRunnerConfig) -> None:
-    """Lets a runner of our own take memory for the model's weights, before its process has imported it."""
-    module = sys.modules.get(_TOUCH_AHEAD)
-    if name in _TORCH_RUNNERS and module is not None:
-        module.start_touching(config)
 
 
 def _resolve(name: str) -> str:

@@ -43,7 +43,7 @@ MAX_REASON_LENGTH = 500
 MAX_YOUNG_OBJECTS = 20_000
 # Imported in `main`, without garbage collections.
 PARTS = (
-    "llmstack_engine_core.ipc.sockets", "llmstack_engine_core.early_order", "llmstack_engine_core.engine_core_proc",
+    "llmstack_engine_core.ipc.sockets", "llmstack_engine_core.start_order", "llmstack_engine_core.engine_core_proc",
     "llmstack_engine_core.build", "llmstack_engine_core.priority", "llmstack_engine_core.step_progress",
 )  # fmt: skip
 
@@ -61,14 +61,11 @@ def main(arguments: list[str]) -> int:
     # In C: the main thread may be inside native code for ever.
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
     lifeline, progress = socket.socket(fileno=int(arguments[0])), _map_progress(int(arguments[1]))
-    runners = arguments[2:]
-    phases_s = {"import_engine_core": _import_parts(PARTS)}
-    from llmstack_engine_core.early_order import EarlyOrder
+    phases_s = _import_parts(arguments[2:])
+    from llmstack_engine_core.start_order import receive_start_order
 
-    early = EarlyOrder(lifeline, runners)
-    phases_s["import_runner"] = _import_parts((), runners)
     try:
-        order = early.wait()
+        order = receive_start_order(lifeline)
     except EngineStartError:  # the launcher has ended in the meantime
         return 1
     if not order.is_spare:
@@ -96,17 +93,18 @@ def _remove_places_at_end(order: StartOrder) -> None:
     atexit.register(remove_places, order.directory, order.address)
 
 
-def _import_parts(modules: Sequence[str], runners: Sequence[str] = ()) -> float:
-    """Imports modules, and model runners; the seconds it took.
+def _import_parts(runners: Sequence[str]) -> dict[str, float]:
+    """Imports what an engine core consists of, and model runners; the seconds of each.
 
-    No garbage collection visits them, neither now nor later. A runner that cannot be imported is reported by the start.
+    No garbage collection visits it, neither now nor later. A runner that cannot be imported is reported by the start.
     """
     global _is_importing
     gc.disable()
     _is_importing = True
     started_s = time.monotonic()
-    for module in modules:
+    for module in PARTS:
         importlib.import_module(module)
+    imported_s = time.monotonic()
     for runner in runners:
         with contextlib.suppress(EngineStartError):
             import_lean_torch(runner)
@@ -117,7 +115,7 @@ def _import_parts(modules: Sequence[str], runners: Sequence[str] = ()) -> float:
     _is_importing = False
     if _is_exit_due:
         _exit_once()
-    return time.monotonic() - started_s
+    return {"import_engine_core": imported_s - started_s, "import_runner": time.monotonic() - imported_s}
 
 
 def _load_in_reserve(
@@ -208,7 +206,7 @@ def _start(order: StartOrder, progress: SharedProgress, phases_s: Mapping[str, f
     from llmstack_engine_core.step_progress import ProgressHook
 
     hook = ProgressHook(progress, order.config.start_timeout_s / SLOWDOWN)
-    runner_s = _import_parts((), [order.config.runner])
+    runner_s = _import_parts([order.config.runner])["import_runner"]
     try:
         phases_s = {**phases_s, "import_runner": phases_s["import_runner"] + runner_s}
         core = build_engine_core(order.config, [hook], phases_s)

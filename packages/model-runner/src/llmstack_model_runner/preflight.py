@@ -155,21 +155,13 @@ def least_memory(config: ModelRunnerConfig) -> tuple[int, int, int]:
     """
     folder = Path(config.model_path)
     model_config = read_model_config(folder, json.loads(config.hf_overrides or "{}"))
-    is_dummy = config.load_format == "dummy"
-    weight_bytes = _declared_weight_bytes(model_config, config) if is_dummy else least_weight_bytes(config)
+    if config.load_format == "dummy":
+        weight_bytes = _declared_weight_bytes(model_config, config)
+    else:
+        weight_bytes = _least_weight_bytes(folder, _read_tensors(folder), config)
     process_bytes = config.num_engines * config.num_local_ranks * PROCESS_BYTES
     loaded_bytes = config.num_engines * (weight_bytes + weight_bytes // PACKING_SHARE)
     return process_bytes, loaded_bytes, _least_token_bytes(model_config, config.kv_cache_dtype)
-
-
-def least_weight_bytes(config: ModelRunnerConfig) -> int:
-    """A lower bound of the weights in memory, by the headers of their files.
-
-    Raises:
-        ModelFilesError: Files of the model cannot be read.
-    """
-    folder = Path(config.model_path)
-    return _least_weight_bytes(folder, _read_tensors(folder), config)
 
 
 def readable_formats(architecture: str) -> tuple[str, ...]:

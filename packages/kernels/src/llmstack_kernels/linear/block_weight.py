@@ -9,7 +9,7 @@ import torch
 
 from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.linear.stored_weight import StoredWeight
-from llmstack_kernels.native.huge_pages import empty_in_own_pages
+from llmstack_kernels.native.huge_pages import advise_huge_pages
 
 __all__ = ["BLOCK_TYPES", "BlockType", "BlockWeight", "join_blocks"]
 
@@ -109,7 +109,8 @@ class BlockWeight:
         step = max(1, _NUMBERS_AT_ONCE // num_inputs)
         if dtype == torch.float32 or num_rows <= step:
             return self._widened(dtype)
-        weight = empty_in_own_pages(self.shape, dtype)
+        weight = torch.empty(self.shape, dtype=dtype)
+        advise_huge_pages(weight)
         for start in range(0, num_rows, step):
             weight[start : start + step] = self.rows(slice(start, start + step))._widened(dtype)
         return weight

@@ -8,7 +8,6 @@ import sys
 
 import torch
 
-from llmstack_kernels.memory_regions import REGIONS
 from llmstack_model_runner.device.host_limits import available_memory_bytes
 from llmstack_model_runner.media.encoder import MediaEncoder
 from llmstack_model_runner.memory.kv_cache_groups import num_blocks_needed, token_bytes
@@ -57,14 +56,13 @@ def return_freed_memory(device: torch.device) -> None:
 
 
 def settle_heap(device: torch.device, num_weight_bytes: int) -> None:
-    """Returns to the system what loading on a CPU has left, and keeps what the operations of steps will free.
+    """Returns to the system what loading on a CPU has freed, and keeps what the operations of steps will free.
 
     Packing GPT-2's shape frees 97 MiB; small models leave little. Memory of activations that were returned after each
     operation would be touched for the first time again: 20 MB and 5 % of the time, for a prompt of 900 tokens.
     """
     if device.type != "cpu":
         return
-    REGIONS.end_touching()
     if num_weight_bytes >= MIN_TRIMMED_BYTES:
         return_freed_memory(device)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc's
