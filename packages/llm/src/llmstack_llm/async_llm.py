@@ -269,12 +269,12 @@ class AsyncLLM(EngineFrontEnd):
         num_completions = len(requests) * (num_generated := sampling.num_generated)
         if num_completions > 1:
             check_fan_out(len(requests), num_generated, self.input_processor.limits)
-        sampling.check_repeated_ids(num_completions)
+            sampling.check_repeated_ids(num_completions)
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
-        sampling.check_repeated_ids(num_completions, admitted[0].sampling_params.bad_words_token_ids)
-        adapter = requests[0].adapter  # all of them have it
-        if adapter is not None or self.adapters.media_kinds:
-            admitted = [self.adapters.adapted(one, adapter) for one in admitted]
+        if num_completions > 1:
+            sampling.check_repeated_ids(num_completions, admitted[0].sampling_params.bad_words_token_ids)
+        if requests[0].adapter is not None or self.adapters.media_kinds:  # all of them have the same
+            admitted = [self.adapters.adapted(one, requests[0].adapter) for one in admitted]
         num_prompt_tokens = sum([one.num_prompt_tokens for one in admitted])
         self.check_room(num_completions, num_prompt_tokens, requests[0].tenant)
         on_admitted = requests[0].on_admitted

@@ -25,22 +25,17 @@ class LongFrames:
     """Has a thread decode long messages while steps are computed, so that no step waits for it.
 
     What a client sends behind one waits with it, so that its messages keep their order. Others overtake them.
+
+    Attributes:
+        is_waiting: Whether there are messages that have not been taken.
+        is_full: Whether nothing more should be read.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "decode")
         self._held: dict[bytes, deque[tuple[Sequence[bytes], Future[ClientMessage] | None]]] = {}
         self._num_bytes = 0
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether there are messages that have not been taken."""
-        return bool(self._held)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more should be read."""
-        return self._num_bytes > MAX_HELD_BYTES
+        self.is_waiting = self.is_full = False  # attributes, since each step asks for them
 
     def holds(self, client: bytes) -> bool:
         """Whether a message of the client has not been taken."""
@@ -59,6 +54,7 @@ class LongFrames:
             held = self._held[client] = deque()
         held.append((frames, self._thread.submit(decode, frames) if is_long else None))
         self._num_bytes += num_bytes
+        self.is_waiting, self.is_full = True, self._num_bytes > MAX_HELD_BYTES
         return True
 
     def take(self) -> Iterator[tuple[bytes, Decoded]]:
@@ -71,10 +67,12 @@ class LongFrames:
                     break
                 held.popleft()
                 self._num_bytes -= sum(map(len, frames))
+                self.is_full = self._num_bytes > MAX_HELD_BYTES
                 is_long = decoding is not None
                 yield client, partial(decode, frames) if decoding is None else decoding.result
             if not held:
                 del self._held[client]
+        self.is_waiting = bool(self._held)
 
 
 def decode(frames: Sequence[bytes]) -> ClientMessage:

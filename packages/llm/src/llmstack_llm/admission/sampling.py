@@ -58,7 +58,7 @@ class CheckedSampling:
         return int(self.values.get("best_of") or self.values.get("n", 1))
 
     def check_repeated_ids(self, num_completions: int, bad_words: Sequence[Sequence[int]] = ()) -> None:
-        """Refuses lists of token ids of which so many completions would have too many: each of them has all.
+        """Refuses lists of token ids of which several completions would have too many: each of them has all.
 
         `bad_words`: Once they are token ids.
 
@@ -67,7 +67,7 @@ class CheckedSampling:
         """
         allowed = self.values.get("allowed_token_ids") or ()
         for name, num_ids in (("allowed_token_ids", len(allowed)), ("bad_words", sum(map(len, bad_words)))):
-            if num_completions > 1 and num_ids * num_completions > MAX_REPEATED_IDS:
+            if num_ids * num_completions > MAX_REPEATED_IDS:
                 most = MAX_REPEATED_IDS // num_completions
                 raise request_errors.array_too_long(self.names.get(name, name), most, num_ids)
 

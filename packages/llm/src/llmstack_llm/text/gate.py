@@ -88,7 +88,7 @@ class TextGate:
         if loop is not self._loop:  # one that has ended has ended no turn
             self._loop, self._turn_chars = loop, 0
             self._turn_waiters.clear()
-        if self._turn_waiters or not self._has_turn(num_chars):
+        if self._turn_waiters or (self._turn_chars and self._turn_chars + num_chars > MAX_CHARS_ON_LOOP):
             entry = loop.create_future()
             self._turn_waiters.append((num_chars, entry))
             await entry
@@ -97,14 +97,14 @@ class TextGate:
             loop.call_soon(self._end_turn)
         self._turn_chars += num_chars
 
-    def _has_turn(self, num_chars: int) -> bool:
-        return not self._turn_chars or self._turn_chars + num_chars <= MAX_CHARS_ON_LOOP
-
     def _end_turn(self) -> None:
         """The next turn of the event loop is that of those that wait longest."""
         self._turn_chars = 0
-        while self._turn_waiters and self._has_turn(self._turn_waiters[0][0]):
-            num_chars, entry = self._turn_waiters.popleft()
+        while self._turn_waiters:
+            num_chars, entry = self._turn_waiters[0]
+            if self._turn_chars and self._turn_chars + num_chars > MAX_CHARS_ON_LOOP:
+                break
+            self._turn_waiters.popleft()
             if not entry.cancelled():
                 entry.set_result(None)
                 self._turn_chars += num_chars
