@@ -1,4 +1,4 @@
-"""Errors of a simulation."""
+"""The error of a trace, a cost model or a setting that predictions cannot use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subcommands of `llmstack` that the engine core provides.
+"""Subcommands of `llmstack` about recorded and simulated steps.
 
 `llmstack --help` imports them, so they import little.
 """
