@@ -179,9 +179,9 @@ async def test_a_form_that_names_no_model_costs_one_pass_and_ends_in_time():
 
 
 async def test_a_key_sees_and_uses_its_models_alone():
-    keys = {name: Secret(name) for name in ("all", "one")}
-    http = HTTPConfig(api_keys=tuple(keys.values()), key_to_models={keys["one"]: frozenset({"small"})})
-    server = Setup(http)
+    keys = {name: Secret(name) for name in ("all", "one", "other")}
+    models = {keys["one"]: frozenset({"small"}), keys["other"]: frozenset({"large"})}
+    server = Setup(HTTPConfig(api_keys=tuple(keys.values()), key_to_models=models))
     listed = await call(server.app, "GET", "/v1/models", headers=key_header("one"))
     assert [model["id"] for model in listed.json()["data"]] == ["small", "gpt-4o"]
     assert (await server.complete("small", key_header("one"))).status == 200
@@ -192,7 +192,8 @@ async def test_a_key_sees_and_uses_its_models_alone():
     assert server.hosts["large"].num_starts == 0
     assert (await call(server.app, "GET", "/v1/models/large", headers=key_header("one"))).status == 404
     for path in ("/api/tags", "/api/ps", "/server_info", "/metrics"):
-        assert "large" not in (await call(server.app, "GET", path, headers=key_header("one"))).body.decode()
+        for key, foreign in (("one", "large"), ("other", "small")):
+            assert foreign not in (await call(server.app, "GET", path, headers=key_header(key))).body.decode()
     assert (await server.complete("large", key_header("all"))).status == 200
     for name, num_models in (("one", 1), ("all", 2)):
         info = (await call(server.app, "GET", "/server_info", headers=key_header(name))).json()
@@ -261,6 +262,13 @@ async def test_metrics_name_their_models_and_docs_have_all_routes():
     assert (page.status, b'href="live"' in page.body) == (200, False)
     info = (await call(server.app, "GET", "/server_info")).json()
     assert (info["memory_bytes"], info["charged_bytes"]) == (2 * GIB, GIB)
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches/batch_1", "/is_sleeping", "/v1/reload", "/update_weights"])
+async def test_no_option_is_advised_that_several_models_refuse(path: str):
+    error = (await call(Setup().app, "GET", path)).json()["error"]
+    assert error["code"] == "unknown_url"
+    assert error["message"].endswith("A server with several models does not have this route.")
 
 
 async def test_a_server_that_drains_loads_nothing():

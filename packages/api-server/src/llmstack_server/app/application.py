@@ -31,7 +31,7 @@ from llmstack_server.web.middleware import (
     ErrorMiddleware,
     RequestContextMiddleware,
 )
-from llmstack_server.web.optional_routes import OPTIONS, folder_of
+from llmstack_server.web.optional_routes import advice_on, folder_of
 from llmstack_server.web.rate_limit import RateLimitMiddleware
 from llmstack_server.web.routes import Router, RouteTable, route_path
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, STREAM_ID_HEADER
@@ -79,8 +79,10 @@ def build_model_app(state: ServerState) -> Application:
     return make_app(state, build_router(state), is_inner=True)
 
 
-def make_app(state: ServerState, router: Router, *, is_inner: bool = False) -> Application:
-    """The application with the routes of a router.
+def make_app(
+    state: ServerState, router: Router, *, is_inner: bool = False, has_several_models: bool = False
+) -> Application:
+    """The application with the routes of a router; with `has_several_models` it is before all of them.
 
     `is_inner`: Whether requests have passed the layers of another application: their ids, keys and limits are checked,
     and it renders errors.
@@ -95,7 +97,7 @@ def make_app(state: ServerState, router: Router, *, is_inner: bool = False) -> A
         redirect_slashes=False,
     )
     app.include_router(router)
-    app.add_exception_handler(HTTPException, _translator(router.routes))
+    app.add_exception_handler(HTTPException, _translator(router.routes, has_several_models=has_several_models))
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(Exception, _raise)
     app.table = RouteTable(router.routes)
@@ -146,14 +148,17 @@ async def _raise(request: Request, error: Exception) -> NoReturn:
     raise error
 
 
-def _translator(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], Awaitable[NoReturn]]:
+def _translator(
+    routes: Sequence[BaseRoute], *, has_several_models: bool
+) -> Callable[[Request, Exception], Awaitable[NoReturn]]:
     """Raises Starlette's own errors as `HTTPError`; the middleware renders them."""
 
     async def translate(request: Request, error: Exception) -> NoReturn:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = error.headers if isinstance(error, HTTPException) else None
         if status == 404:
-            raise HTTPError(unknown_url(request.method, request.url.path, _advice(routes, request)))
+            advice = _advice(routes, request, has_several_models=has_several_models)
+            raise HTTPError(unknown_url(request.method, request.url.path, advice))
         if status == 405:
             allowed = _methods(routes, route_path(request.scope)) or (headers or {}).get("Allow", "")
             raise HTTPError(method_not_supported(request.method, allowed))
@@ -162,7 +167,7 @@ def _translator(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], A
     return translate
 
 
-def _advice(routes: Sequence[BaseRoute], request: Request) -> str:
+def _advice(routes: Sequence[BaseRoute], request: Request, *, has_several_models: bool) -> str:
     """A sentence about a path without a route.
 
     It names the option that opens such a path, or the path with the prefix of OpenAI's API, or without a doubled one,
@@ -171,7 +176,7 @@ def _advice(routes: Sequence[BaseRoute], request: Request) -> str:
     path = route_path(request.scope)
     folder = folder_of(path)
     if folder and not _methods(routes, folder):
-        return f"The server has this route with {' and '.join(OPTIONS[folder])}."
+        return advice_on(folder, has_several_models=has_several_models)
     candidates = (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/"))
     meant = next((one for one in candidates if one != path and _methods(routes, one)), "")
     return f"Did you mean {meant}?" if meant else ""

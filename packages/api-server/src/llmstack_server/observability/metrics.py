@@ -59,7 +59,9 @@ class ServerMetrics:
         has_engine_families: bool = True,
         cache_facts: Mapping[str, str] | None = None,
     ) -> None:
-        """`cache_facts`: Labels of `cache_config_info` that only the configuration knows.
+        """`model_name`: Empty for a server before several models: what is of a model comes from that model then.
+
+        `cache_facts`: Labels of `cache_config_info` that only the configuration knows.
 
         `has_engine_families`: False leaves out all families about engines, for engines without statistics.
         """
@@ -67,15 +69,16 @@ class ServerMetrics:
         self._has_aliases = has_aliases
         self._model_name = model_name
         self._cache_facts = cache_facts or {}
-        self._families = EngineFamilies(self._registry if has_engine_families else CollectorRegistry())
+        self._of_model = self._registry if model_name else CollectorRegistry()
+        self._families = EngineFamilies(self._of_model if has_engine_families else CollectorRegistry())
         self._engines: dict[int, EngineMetrics] = {}
-        self.shadows = ShadowMetrics(self._registry, model_name)
+        self.shadows = ShadowMetrics(self._of_model, model_name)
         self.engine(0)
         self._make_server_metrics()
         self._make_prediction_metrics()
 
     def _make_prediction_metrics(self) -> None:
-        registry = self._registry
+        registry = self._of_model
         self._prediction_ratios = HistogramFamily(
             f"{PREFIX}ttft_prediction_error_ratio",
             "Difference of predicted and real time to the first token, over the real one.",
@@ -106,24 +109,24 @@ class ServerMetrics:
         )  # fmt: skip
         self._rejections = Counter(
             f"{PREFIX}admission_rejections", "Requests refused because a queue was full, by the option that limits it.",
-            ("model_name", "reason"), registry=registry,
+            ("model_name", "reason"), registry=self._of_model,
         )  # fmt: skip
         self._streams = Counter(
             f"{PREFIX}resumable_streams",
             "Requests with Idempotency-Key or x-llmstack-resume, and later readers, by what became of them.",
             ("model_name", "outcome"),
-            registry=registry,
+            registry=self._of_model,
         )
         self._tool_parsing = Counter(
             f"{PREFIX}tool_call_parser_invocations",
             "Texts that a parser of tool calls has read: a whole choice, or what is new of a streamed one.",
             ("model_name", "mode", "outcome", "request_type"),
-            registry=registry,
+            registry=self._of_model,
         )
         for values in itertools.product(_PARSER_MODES, _PARSER_OUTCOMES, _PARSER_REQUESTS):
             self._tool_parsing.labels(self._model_name, *values)
         self._queue_gauges = [
-            Gauge(PREFIX + name, text, ("model_name",), registry=registry) for name, text in _QUEUE_GAUGES
+            Gauge(PREFIX + name, text, ("model_name",), registry=self._of_model) for name, text in _QUEUE_GAUGES
         ]
         for reason in _REJECTION_REASONS:
             self._rejections.labels(self._model_name, reason)

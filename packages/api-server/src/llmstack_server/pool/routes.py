@@ -79,7 +79,7 @@ def build_models_app(state: ServerState, pool: ModelPool) -> Application:
         add_chat_page(router, http)
     own = {getattr(route, "path", "") for route in router.routes}
     _add_routes_of_models(router, state, pool, own.union(_LEFT_OUT))
-    return make_app(state, router)
+    return make_app(state, router, has_several_models=True)
 
 
 def _add_health_routes(router: Router, state: ServerState) -> None:

@@ -48,8 +48,7 @@ class ModelsProcess:
     async def run(self) -> int:
         """Serves until a signal; returns the exit code."""
         with self.timer.stage("build application"):
-            http, names = self.config.http, self.config.served_model_names
-            metrics = ServerMetrics(names[0], has_aliases=http.has_metrics_aliases, has_engine_families=False)
+            metrics = ServerMetrics("", has_aliases=self.config.http.has_metrics_aliases)
             state = ServerState(self.config, None, metrics)
             hosts = [
                 EngineHost(model.config, state.in_flight, plan.kv_bytes)

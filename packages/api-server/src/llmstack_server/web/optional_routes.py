@@ -33,6 +33,16 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "/update_weights_from_disk": (_CONTROL, _UPDATES),
 }
 
+# Options that open their routes on a server with one model alone.
+_OF_ONE_MODEL: Final = frozenset({"--state-dir", "--enable-sleep-mode", "--reload-models", _UPDATES})
+
+
+def advice_on(folder: str, *, has_several_models: bool) -> str:
+    """What opens the routes of an entry of `OPTIONS`; a server with several models never has some of them."""
+    if has_several_models and not _OF_ONE_MODEL.isdisjoint(OPTIONS[folder]):
+        return "A server with several models does not have this route."
+    return f"The server has this route with {' and '.join(OPTIONS[folder])}."
+
 
 def folder_of(path: str) -> str:
     """The entry of `OPTIONS` that a path is, or lies below; empty where there is none."""

@@ -177,11 +177,15 @@ class RouteTable:
         return self._path_to_key.get(path, Key.REQUIRED)
 
     def errors_of(self, path: str) -> ErrorForm:
-        """The form of errors at a path, and below it, whatever the method."""
+        """The form of errors at a path, and below it, whatever the method; that of all routes beside it, if it is one."""
         form = self.path_to_form.get(path)
         if form is None:  # the path of no route, or one with an id
             folders = (folder for folder in self.path_to_form if path.startswith(f"{folder}/"))
-            form = self.path_to_form.get(max(folders, key=len, default=""), OPENAI_ERRORS)
+            form = self.path_to_form.get(max(folders, key=len, default=""))
+        if form is None:  # one that an API has elsewhere, such as Ollama's `/api/pull`
+            parent = path[: path.rfind("/") + 1]
+            beside = {other for known, other in self.path_to_form.items() if known.startswith(parent)}
+            form = beside.pop() if len(beside) == 1 else OPENAI_ERRORS
         return form
 
 

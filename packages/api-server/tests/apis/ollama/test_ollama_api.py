@@ -146,6 +146,16 @@ async def test_an_error_is_a_text_that_names_the_field(app: Any, path: str, fiel
     assert named in answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/api/pull", 404), ("DELETE", "/api/delete", 404), ("GET", "/api", 404), ("DELETE", "/api/tags", 405)],
+)
+async def test_an_error_is_a_text_on_routes_that_are_not_there(app: Any, method: str, path: str, status: int) -> None:
+    answer = await call(app, method, path)
+    is_text = isinstance(answer.json()["error"], str)
+    assert (answer.status, is_text) == (status, path != "/api")
+
+
 async def test_an_error_after_the_start_is_the_last_line(app: Any, engine: FakeEngineClient) -> None:
     engine.error, engine.num_tokens_before_error = RequestFailedError("the request failed"), 3
     *parts, last = lines_of(await post(app, CHAT, messages=HELLO, options=SEVEN))

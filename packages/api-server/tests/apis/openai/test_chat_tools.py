@@ -211,6 +211,14 @@ async def test_malformed_tools_are_refused_by_name(fields: dict[str, Any], code:
     assert (answer.status, error["code"], error["param"]) == (400, code, param), error
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+async def test_a_demanded_call_is_refused_with_a_beam_search(choice: Any):
+    fields = {"tools": [tool()], "tool_choice": choice, "use_beam_search": True, "n": 2, "temperature": 0}
+    answer = await Server().ask("x", **fields)
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "invalid_value", "use_beam_search")
+
+
 async def test_without_a_parser_tools_are_refused_with_the_flag_to_set():
     answer = await Server(template=None).ask("x", tools=[tool()])
     error = answer.json()["error"]

@@ -64,7 +64,7 @@ class Setup:
 
     def __init__(self, http: HTTPConfig | None = None, idle_sleep_s: float | None = None) -> None:
         config = ServeConfig("small", ("small", "large"), http=http or HTTPConfig(has_live_page=False))
-        self.state = ServerState(config, None, ServerMetrics("small", has_engine_families=False))
+        self.state = ServerState(config, None, ServerMetrics(""))
         self.hosts = {
             names[0]: Host(names, self.state.in_flight, config.http, idle_sleep_s)
             for names in (("small", "gpt-4o"), ("large",))

@@ -78,6 +78,9 @@ class CheckedSampling:
             InvalidRequestError: It is malformed, or excludes another field.
         """
         names = {**self.names, **names}
+        if self.values.get("use_beam_search"):
+            reason = "a demanded call, or another constraint on the output, cannot be combined with it"
+            raise request_errors.invalid_value(names.get("use_beam_search", "use_beam_search"), reason)
         normal = normal_constraint(constraint, self.values, names)
         return CheckedSampling({**self.values, "structured_outputs": normal}, names)
 
