@@ -177,7 +177,7 @@ class RouteTable:
         return self._path_to_key.get(path, Key.REQUIRED)
 
     def errors_of(self, path: str) -> ErrorForm:
-        """The form of errors at a path, and below it, whatever the method; that of all routes beside it, if it is one."""
+        """The form of errors at a path, and below it, whatever the method; or that of all routes beside it."""
         form = self.path_to_form.get(path)
         if form is None:  # the path of no route, or one with an id
             folders = (folder for folder in self.path_to_form if path.startswith(f"{folder}/"))
