@@ -25,8 +25,6 @@ LARGE = {
     "packages/core-scheduler/src/llmstack_core_scheduler/scheduler.py:Scheduler": 330,
     "packages/engine-client/src/llmstack_engine_client/recovery/recovering.py:RecoveringClient": 350,
     "packages/engine-client/src/llmstack_engine_client/replicas/reloading.py:ReloadingClient": 360,
-    "packages/kernels/src/llmstack_kernels/linear/native.h": 493,
-    "packages/kernels/src/llmstack_kernels/linear/native_stored.cpp": 410,
     "packages/kv-cache/src/llmstack_kv_cache/kv_cache_manager.py:KVCacheManager": 330,
     "packages/kv-cache/src/llmstack_kv_cache/prefix_index.py:PrefixIndex": 270,
     "packages/llm/src/llmstack_llm/async_llm.py:AsyncLLM": 350,

@@ -67,7 +67,7 @@ _MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 # Translation units with the files that they include, those that take longest first; "others" has the rest. Parsing the
 # intrinsics takes longer than compiling most of the sources, so these share a unit.
 _UNITS: Mapping[str, tuple[str, ...]] = {
-    "native_stored": ("linear/native_stored.cpp",),
+    "native_stored": ("linear/native_stored.cpp", "linear/native_stored_packing.cpp"),
     "paged_attention": ("paged_attention/native.cpp",),
     "linear": (
         "linear/native.cpp",
