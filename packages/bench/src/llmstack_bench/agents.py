@@ -162,7 +162,7 @@ class SessionLoad:
 
 
 def agent_values(completed: Sequence[RequestResult]) -> dict[str, float]:
-    """What is said of sessions alone: tokens found in the server's cache, and the first token by group of turns."""
+    """Figures of sessions: tokens found in the server's cache, and the first token by group of turns."""
     turns = [result for result in completed if result.turn is not None and result.ttft_s is not None]
     if not turns:
         return {}

@@ -63,7 +63,7 @@ def offline_engine(options: argparse.Namespace) -> Iterator[OfflineEngine]:
 
 
 def refuse_slow_kernels(backends: Mapping[str, str]) -> None:
-    """What runs without its native kernels is many times as slow, so that its figures would mean nothing.
+    """Refuses backends without native kernels: their figures would mean nothing, since they are many times slower.
 
     Raises:
         BenchError: `backends`, the model runner's report, names the reference of an operation that every device has

@@ -126,7 +126,7 @@ class SessionWriter:
         return {"role": "system", "content": self._text(name, session.num_prefix_tokens)}
 
     def message(self, session: AgentSession, place: int) -> Message:
-        """What a turn adds. The result of a tool is a message of the user: not every template has tools."""
+        """The message that a turn adds. A tool's result is one of the user: not every template has tools."""
         turn = session.turns[place]
         return {"role": "user", "content": self._text(f"{session.id} {place}", turn.num_new_tokens)}
 

@@ -45,7 +45,7 @@ class CacheOperations:
         return self._prefixes.cached(token_ids, salt, media)
 
     def contents(self, block_ids: Iterable[int]) -> list[int]:
-        """What blocks of cached prefixes hold, as `KVCacheManager.contents`. It decides nothing."""
+        """The contents of cached blocks, as `KVCacheManager.contents`. It decides nothing."""
         return self._kv_cache_manager.contents(block_ids)
 
     def import_prefix(self, token_ids: Sequence[int], salt: str = "", media: PrefixMedia = NO_MEDIA) -> PrefixBlocks:

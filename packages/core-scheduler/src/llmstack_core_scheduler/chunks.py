@@ -51,7 +51,7 @@ class Chunks:
         self._is_atomic = config.media is not None and config.media.is_atomic
 
     def cut(self, request: Request, start: int, num_tokens: int, plan: StepPlan) -> int:
-        """How many of the request's next `num_tokens` tokens, from `start` on, a row of the step computes.
+        """The number of the request's next `num_tokens` tokens, from `start` on, that a row of the step computes.
 
         0 where it waits for the encoder, or the step has no time for it.
         """
@@ -82,7 +82,7 @@ class Chunks:
             self._times.observe(scheduled, start_s, end_s)
 
     def state(self) -> list[Any]:
-        """What the time of a step is predicted from, as plain data."""
+        """The data from which the time of a step is predicted, as plain values."""
         if self._pace is None and self.turns is None:
             return []
         return [*self._times.state(), self._pace is not None and self._pace.has_prompts]

@@ -112,7 +112,7 @@ class Encoding:
         request.key_ids = media_keys(request.token_ids, request.media)
 
     def ready_tokens(self, request: Request, start: int, num_tokens: int, plan: StepPlan) -> int:
-        """How many of the request's next `num_tokens` tokens, from `start` on, the step can compute.
+        """The number of the request's next `num_tokens` tokens, from `start` on, that the step can compute.
 
         The items among them are encoded as far as budget and room allow. 0 where the next one has no vectors yet.
         """
@@ -147,7 +147,7 @@ class Encoding:
             self._drop(number)
 
     def stats(self) -> EncoderStats:
-        """What is encoded and kept."""
+        """Counts of encoded and kept items."""
         cache = self.cache
         return EncoderStats(
             cache.num_tokens, cache.num_tokens - cache.num_free_tokens, self._num_queries, self._num_hits,
@@ -226,7 +226,7 @@ class Encoding:
         return entry.is_ready
 
     def _num_layers_now(self, entry: Encoded, request: Request) -> int:
-        """How many of the item's layers this step may run; the first work of a step is one at least."""
+        """The number of the item's layers that this step may run; the first work of a step is one at least."""
         if not entry.num_layers:
             return 0
         if self._num_left_units is None:

@@ -97,7 +97,7 @@ def _has_place_for_adapter(request: Request, running: Sequence[Request], config:
 
 
 class _PrefillRoom:
-    """What a step has room for beside its rows. A place for a request that finds no room in it would be empty."""
+    """The room of a step beside its rows. A place for a request that does not fit into it would stay empty."""
 
     def __init__(self, running: Sequence[Request], budget: int, config: SchedulerConfig) -> None:
         most = config.max_num_row_tokens

@@ -64,7 +64,7 @@ class PromptPace:
                 self._left_s = self._worth_s(streams_s, base_s)
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
-        """How many of the request's next `num_tokens` tokens the step has time for; the first prompt has some always.
+        """The number of the request's next tokens that the step has time for; the first prompt has some always.
 
         What is left of a prompt is cut into equal parts, so that the last one is no remainder of a few tokens. Long
         prompts share a step with others, whose first tokens would come only after them.

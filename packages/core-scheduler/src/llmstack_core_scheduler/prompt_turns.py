@@ -70,7 +70,7 @@ class PromptTurns:
         self._num_saved_tokens = 0
 
     def begin_row(self, request: Request, start: int, num_tokens: int, plan: StepPlan) -> int:
-        """How many of the next `num_tokens` tokens of a prompt it has before all others."""
+        """The number of the next `num_tokens` tokens that a prompt has before all others."""
         num_found = start if request.num_cached_tokens < 0 else request.num_cached_tokens
         is_long = request.num_tokens - num_found > LONG_NUM_STEPS * self._max_num_tokens
         if not is_long or start >= request.num_prompt_tokens:
@@ -110,7 +110,7 @@ class PromptTurns:
             self._fill(places, id_to_wanted, sum(others), plan)
 
     def _fill(self, places: Sequence[int], id_to_wanted: Mapping[str, int], num_others: int, plan: StepPlan) -> None:
-        """The same for the rows at these places, beside so many tokens of other prompts."""
+        """Extends the long rows at these places, beside so many tokens of other prompts."""
         pair_share, most = self._pair_share(), self._most_tokens()
         rows = [plan.rows[place] for place in places]
         num_own = sum(row.num_scheduled_tokens for row in rows)
@@ -130,7 +130,7 @@ class PromptTurns:
         self._num_saved_tokens = min(num_saved, _MAX_SAVED_STEPS * self._max_num_tokens)
 
     def state(self) -> list[int]:
-        """What the next turns depend on, as plain data."""
+        """The data on which the next turns depend, as plain values."""
         return [self._num_quiet_steps, self._mean_num_tokens, self._num_saved_tokens]
 
     def restore(self, state: Sequence[int]) -> None:
@@ -148,7 +148,7 @@ class PromptTurns:
         self._num_quiet_steps = 0
 
     def _pair_share(self) -> float:
-        """What attending to a token costs of what a token does; 0 where no shorter prompt waits for the step's end."""
+        """The cost of attending to one token over that of a token; 0 where no shorter prompt waits."""
         return 0.0 if self._num_quiet_steps == QUIET_NUM_STEPS else self._times.pair_share
 
     def _most_tokens(self) -> int:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Sessions(Protocol):
-    """What a cache knows of sessions. Equal calls give equal answers.
+    """Sessions as a cache knows them. Equal calls give equal answers.
 
     Attributes:
         now_s: The time.
@@ -65,7 +65,7 @@ class KVCacheManager(Protocol):
 
     @property
     def sessions(self) -> Sessions:
-        """What has to know of the time, and of requests that begin and end."""
+        """The sessions; they are notified of the time, and of requests that begin and end."""
         ...
 
     @property
@@ -191,14 +191,14 @@ class KVCacheManager(Protocol):
         ...
 
     def known_state(self, block_ids: Sequence[int]) -> tuple[int, int]:
-        """How many of the blocks of a cached prefix end with a known state, and that state's block; 0 is none.
+        """The number of blocks of a cached prefix up to a known state, and that state's block; 0 is none.
 
         Without states these are all of them.
         """
         ...
 
     def contents(self, block_ids: Iterable[int]) -> list[int]:
-        """What each block holds: a number that no other prefix ever has; 0 where nothing finds the block."""
+        """The content of each block as a number that no other prefix ever has; 0 where nothing finds the block."""
         ...
 
     def end_step(self) -> None:

@@ -185,7 +185,7 @@ class Request:
         return key_ids
 
     def ending(self, status: RequestStatus) -> tuple[int, tuple[int, ...]]:
-        """What follows may depend on: its tokens, 0 without blocks, and its last two, the last one first.
+        """The end of a request, for its session: tokens (0 without blocks), and the last two, the last one first.
 
         Models end a call of a tool with other tokens than an answer. One that did not end has -1 in their place.
         """

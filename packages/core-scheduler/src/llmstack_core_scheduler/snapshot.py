@@ -37,7 +37,7 @@ _counts_of = attrgetter(*_COUNTS)
 
 
 def num_snapshot_requests(scheduler: Scheduler) -> int:
-    """How many requests a snapshot holds; O(1)."""
+    """The number of requests in a snapshot; O(1)."""
     return len(scheduler._requests)
 
 

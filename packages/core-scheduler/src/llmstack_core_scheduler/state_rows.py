@@ -22,7 +22,7 @@ class StateRows:
         self._interval = -(-interval // self._block_size) * self._block_size
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
-        """How many of the request's next `num_tokens` tokens, from `start` on, one row computes; at least 1."""
+        """The number of the request's next tokens, from `start` on, that one row computes; at least 1."""
         end = start + num_tokens
         stops = [self._last_boundary(request), request.num_known_tokens]
         if self._interval:

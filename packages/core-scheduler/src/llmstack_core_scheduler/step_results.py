@@ -29,7 +29,7 @@ class StepResults:
         start_again: Callable[[Iterable[Request], list[Request]], None],
         cache_blocks: Callable[[Request], None],
     ) -> None:
-        """What is called is the scheduler's; `with_kv` gives the requests that have anything computed."""
+        """Takes the scheduler's functions; `with_kv` gives the requests that have anything computed."""
         self._manager = manager
         self._drafting = drafting
         self._encoding = encoding

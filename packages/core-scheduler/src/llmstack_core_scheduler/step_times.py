@@ -40,7 +40,7 @@ class StepTimes:
 
     @property
     def pair_share(self) -> float:
-        """What a pair costs of what a prompt token does by itself; 0 until it is measured."""
+        """The cost of a pair over that of a prompt token by itself; 0 until it is measured."""
         _, token_s, _, pair_s = self.fitted()
         return pair_s / token_s if self.is_fitted else 0.0
 
@@ -77,7 +77,7 @@ class StepTimes:
         return self.weights
 
     def state(self) -> list[Any]:
-        """What the next predictions depend on, as plain data."""
+        """The data on which the next predictions depend, as plain values."""
         fits = [([line.copy() for line in fit.gram], fit.sums.copy(), fit.num_measured) for fit in self._fits]
         return [list(self.weights), self._num_unfitted, self.is_fitted, self._last_end_s, fits]
 

@@ -10,7 +10,7 @@ from llmstack_types import FinishReason, RequestStatus
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How a request ended.
+    """The end of a request: its status, and what has stopped it.
 
     Attributes:
         status: The state it ends in.

@@ -77,7 +77,7 @@ class SuffixIndex:
         self.start += num_tokens
 
     def find(self, token_ids: Sequence[int], longest: int) -> list[Occurrence]:
-        """Where the last tokens occurred with something behind them, latest first; at most `longest` are compared."""
+        """Places of the last tokens with something behind them, latest first; at most `longest` are compared."""
         found: list[Occurrence] = []
         if len(token_ids) < SHORTEST_MATCH:
             return found

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """What the memory of a cache is made of.
+    """The parts of a cache's memory.
 
     Attributes:
         num_blocks: Blocks of keys and values.

@@ -106,7 +106,7 @@ def _call(method: Callable[..., None], *arguments: object) -> None:
 
 
 def note_of(request: EngineCoreRequest, begun_s: float) -> RequestNote:
-    """What an explanation needs of a request beside its steps; `begun_s` is when the engine core began."""
+    """The facts of a request that explanations need beside its steps; `begun_s` is the engine core's start."""
     came_s, deadline_s = request.arrival_time_s, request.deadline_s
     given_s = 0.0 if deadline_s is None else max(deadline_s - came_s, 0.0)
     earlier_s = came_s if 0 < came_s < begun_s else 0.0

@@ -25,13 +25,13 @@ from llmstack_types import (
 
 
 def numerics_of(ready: EngineReady) -> dict[str, object]:
-    """What the bits of results depend on, for a step log."""
+    """The facts that the bits of results depend on, for a step log."""
     return {"numeric_contract": ready.numeric_contract_id, "backends": dict(ready.backends)}
 
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """What follows an engine core and changes nothing that it decides or computes. Used by the engine core's thread.
+    """Follow an engine core, and change nothing that it decides or computes. Used by the engine core's thread.
 
     Attributes:
         events: The states of requests and the steps, for the front end and for hooks.

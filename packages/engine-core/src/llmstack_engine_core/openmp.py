@@ -15,7 +15,7 @@ _CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 @contextmanager
 def short_spins() -> Iterator[None]:
-    """What the `with` block loads of OpenMP reads `SHORT_SPINS`, unless the environment has a choice of its own.
+    """Lets the OpenMP that the `with` block loads read `SHORT_SPINS`, unless the environment has its own choice.
 
     The environment is as before afterwards. Where PyTorch is loaded already, nothing changes.
     """

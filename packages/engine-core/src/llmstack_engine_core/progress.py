@@ -34,12 +34,12 @@ class SharedProgress:
 
     @property
     def count(self) -> int:
-        """How often the engine core has advanced; 0 until it is ready."""
+        """The number of advances of the engine core; 0 until it is ready."""
         return int(_COUNT.unpack_from(self._memory, 0)[0])
 
     @property
     def expected_s(self) -> float:
-        """How long what began with the last advance is expected to take; 0 where that is a moment."""
+        """The expected duration of what began with the last advance; 0 where that is a moment."""
         return float(_EXPECTED.unpack_from(self._memory, _EXPECTED_AT)[0])
 
     def report(self) -> None:
@@ -89,7 +89,7 @@ class HangWatch:
         return self._progress.count > 0
 
     def look(self, now_s: float) -> float:
-        """How long there has been no progress, if that is too long; else 0.
+        """The time without progress, if that is too long; else 0.
 
         A pause between two looks counts as two intervals at most: the machine may have been frozen meanwhile, and this
         process with it.

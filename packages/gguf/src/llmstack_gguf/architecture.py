@@ -125,7 +125,7 @@ def _llama_fields(header: Header, values: Values, rope_factors: Mapping[str, Seq
 
 
 def _sections(header: Header) -> dict[str, Any] | None:
-    """How rows and columns of pictures share the rotary embedding of Qwen-VL; for text all axes are equal."""
+    """The parts of Qwen-VL's rotary embedding for times, rows and columns of pictures; for text all axes are equal."""
     found = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
     if header.architecture not in _THREE_AXES or not isinstance(found, array):
         return None

@@ -71,7 +71,7 @@ def gemma_4_fields(header: Header, values: Values, rope_factors: Sequence[float]
 
 
 def _widths(values: Values, num_layers: int) -> dict[str, Any]:
-    """That of the feed-forward, which may be twice as wide in layers that read keys and values of others."""
+    """The width of the feed-forward, which may be twice as large in layers that read keys and values of others."""
     widths = values.integers("feed_forward_length", num_layers)
     first_reader = num_layers - values.integer("attention.shared_kv_layers", 0)
     own = widths[0] if widths else 0

@@ -84,7 +84,7 @@ def is_made_folder(folder: Path, kind: str) -> bool:
 
 
 def file_identity(file: Path) -> str:
-    """What changes when a file does: its place, size, time and number."""
+    """An identity that changes when a file does: its place, size, time and number."""
     status = file.stat()
     return f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
 

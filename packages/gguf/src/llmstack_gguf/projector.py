@@ -24,7 +24,7 @@ _TANH = "gelu_pytorch_tanh"
 
 
 class _Form(NamedTuple):
-    """What files with one kind of projector describe.
+    """The form of files with one kind of projector.
 
     Attributes:
         whole: The class of the model of both files, by the type of the text model; `""` is any other type.
@@ -63,7 +63,7 @@ class _Vision:
 
     @property
     def inner_size(self) -> int:
-        """Of the feed-forward; some files say another number than their matrices have."""
+        """The width of the feed-forward; some files say another number than their matrices have."""
         rows, columns = self.shape("v.blk.0.ffn_up.weight", 2)
         return rows if columns == self.size else columns
 

@@ -37,7 +37,7 @@ class _Request:
     num_output_tokens: int = 0
 
     def progress(self) -> RequestProgress:
-        """What a server knows of it."""
+        """The request's progress as a server knows it."""
         return RequestProgress.of(self.num_prompt_tokens, self.num_output_tokens, self.params)
 
 

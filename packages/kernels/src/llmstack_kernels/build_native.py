@@ -217,14 +217,14 @@ def _alone(folder: Path, report: Report) -> Iterator[None]:
 
 
 class _Unit(NamedTuple):
-    """What the compiler is called for: some sources for one variant."""
+    """One call of the compiler: some sources for one variant."""
 
     name: str
     variant: str
     sources: tuple[Path, ...]
 
     def object_path(self, folder: Path) -> Path:
-        """Where its object is kept: under a name that holds what it was compiled from."""
+        """The path of its object: the name holds a digest of what it was compiled from."""
         return folder / f"{self.variant}-{self.name}-{_digest_of(self.variant, _included(self.sources))[:16]}.o"
 
 

@@ -147,7 +147,7 @@ def _is_available(op: str, backend: str, device_type: str) -> bool:
 
 
 def _runtime(backend: str) -> ModuleType | None:
-    """What runs the code of all operations' backends of this name; None where each one is a runtime of its own."""
+    """The module that runs all operations of a backend; None where each one is a runtime of its own."""
     name = _RUNTIMES.get(backend)
     return None if name is None else importlib.import_module(f"{__package__}.{name}")
 
@@ -172,7 +172,7 @@ def backends(device_type: str = "cpu") -> dict[str, str]:
 
 
 def torch_build(device_type: str = "cpu") -> str:
-    """What the bits of PyTorch's own operations depend on: its version, and the processor or GPU that they run on."""
+    """The facts that the bits of PyTorch's own operations depend on: its version, and the processor or GPU."""
     is_gpu = device_type == "cuda"
     return f"{torch.__version__}, {torch.cuda.get_device_name() if is_gpu else torch.backends.cpu.get_cpu_capability()}"
 

@@ -29,7 +29,7 @@ class StateRows:
         return len(self.sources)
 
     def places(self, width: int) -> Places:
-        """Where tokens lie in a tensor that has `width` places before the tokens of each row; computed once per step.
+        """The places of tokens in a tensor with `width` places before the tokens of each row; computed once per step.
 
         Returns:
             The places of the tokens [num_tokens], those before each row [num_rows, width], and the last ones up to its

@@ -25,7 +25,7 @@ class RowTile:
 
     @property
     def num_warps(self) -> int:
-        """So many that a thread has 16 values: two loads of 16 bytes of 16-bit numbers."""
+        """The number of warps with 16 values for each thread: two loads of 16 bytes of 16-bit numbers."""
         return min(16, max(1, self.num_rows * self.block_size // _VALUES_PER_WARP))
 
     @property

@@ -176,7 +176,7 @@ class BlockAccounts(SessionAccounts):
         )
 
     def known_state(self, block_ids: Sequence[int]) -> tuple[int, int]:
-        """How many of the blocks of a prefix end with a known state, and that state's block; all, without states."""
+        """The number of blocks of a prefix up to a known state, and that state's block; all, without states."""
         num_blocks = len(block_ids) // self.num_groups
         if self._states is None:
             return num_blocks, EMPTY_STATE_ID
@@ -184,7 +184,7 @@ class BlockAccounts(SessionAccounts):
         return state.num_tokens // self.block_size, state.block_id
 
     def contents(self, block_ids: Iterable[int]) -> list[int]:
-        """What each block holds: a number that no other prefix ever has; 0 where nothing finds the block.
+        """The content of each block as a number that no other prefix ever has; 0 where nothing finds the block.
 
         So the blocks of a prefix that was looked up once are known to be its blocks still. O(blocks).
         """

@@ -72,7 +72,7 @@ class BlockPool:
         return self._holders[block_id] is self._shared
 
     def count_free(self, block_ids: Sequence[int]) -> int:
-        """How many of the blocks, which are findable, have no holder."""
+        """The number of these findable blocks that have no holder."""
         if not block_ids:
             return 0
         segments = [self._holders[block_id] for block_id in block_ids]

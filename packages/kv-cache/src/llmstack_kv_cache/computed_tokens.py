@@ -30,7 +30,7 @@ class ComputedTokens:
 
     @property
     def num_again(self) -> int:
-        """Those that were computed before, in whole blocks."""
+        """The tokens that were computed before, in whole blocks."""
         return sum(self.counts[len(_NOT_AGAIN) :])
 
 

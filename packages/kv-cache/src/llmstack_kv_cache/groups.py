@@ -37,7 +37,7 @@ class KVCacheGroup:
         return min(self.first_needed_block(num_blocks * block_size, block_size), max(num_blocks - 1, 0))
 
     def next_passed_token(self, num_tokens: int, block_size: int) -> int:
-        """How many tokens must be computed before the window passes another block than it has with `num_tokens`."""
+        """The number of tokens with which the window passes another block than it has with `num_tokens`."""
         if self.sliding_window is None:
             return NEVER
         return (self.first_needed_block(num_tokens, block_size) + 1) * block_size + self.sliding_window - 1

@@ -72,7 +72,7 @@ class PauseTable:
         self._worths.clear()
 
     def _shares(self, pause_class: PauseClass) -> list[float]:
-        """Of the pauses that come to each stage, the share that returns within it."""
+        """For each stage, the share of the pauses in it that return within it."""
         shares = [_RETURNS_UNKNOWN] * NUM_STAGES
         for length in range(1, len(pause_class) + 1):
             counts = self._counts.get(pause_class[:length])

@@ -350,7 +350,7 @@ class PrefixIndex:
 
 
 def _num_same(a: bytes, start_a: int, b: bytes, start_b: int, num_blocks: int, size: int) -> int:
-    """How many of the first blocks are equal: all at the first look, or found by bisection."""
+    """The number of equal first blocks: all at the first look, or found by bisection."""
     same, unknown, probe = 0, num_blocks, num_blocks
     while same < unknown:
         if a[start_a + same * size : start_a + probe * size] == b[start_b + same * size : start_b + probe * size]:
@@ -362,7 +362,7 @@ def _num_same(a: bytes, start_a: int, b: bytes, start_b: int, num_blocks: int, s
 
 
 def _num_from_end(block_ids: list[int], others: list[int], start: int) -> int:
-    """How many of the others from `start` on are the last blocks, the last one first."""
+    """The number of the others, from `start` on, that are the last blocks, the last one first."""
     count = min(len(block_ids), len(others) - start)
     if block_ids[: -count - 1 : -1] == others[start : start + count]:
         return count

@@ -11,7 +11,7 @@ _MOST_BLOCKS = 256  # a piece packs so many blocks beyond those that it finds, a
 
 
 class PrefixWalk:
-    """How far a lookup has come. It holds no block: what is evicted in the meantime is no longer part of it."""
+    """The position of a lookup. It holds no block: what is evicted in the meantime is no longer part of it."""
 
     __slots__ = ("_block_ids", "_index", "_num_cuts", "_path", "_prefix")
 
@@ -50,7 +50,7 @@ class PrefixWalk:
         return done - first
 
     def find(self, token_ids: Sequence[int], max_blocks: int, salt: str) -> tuple[list[int], Prefix]:
-        """As `PrefixIndex.find`, from where it has come to."""
+        """Finds a prefix as `PrefixIndex.find`, from the position of the walk on."""
         self.go_on(token_ids, max_blocks, salt)
         return self._block_ids.copy(), self._prefix
 

@@ -28,7 +28,7 @@ class SessionAccounts:
         return len(sessions), sum(map(self._give_up, sessions))
 
     def _give_up(self, session: Session) -> int:
-        """How many tokens are forgotten: those of its last blocks, as far as nothing else has them."""
+        """Gives up the last blocks of a session that nothing else has; returns the number of their tokens."""
         if self._ledger is None:
             return 0
         self._lookup = NO_LOOKUP

@@ -88,7 +88,7 @@ class SessionLedger(NoSessions):
 
     @property
     def num_snapshot_items(self) -> int:
-        """How many numbers a snapshot of it holds, about."""
+        """The number of values in a snapshot of it, about."""
         num_turns = sum(tenant.num_turns for tenant in self.tenants.values()) + len(self.running)
         return (3 * self._block_size + 24) * num_turns
 
@@ -258,7 +258,7 @@ class SessionLedger(NoSessions):
         return num_whole, num_again + num_stateless, cause if num_again else "no_state" if num_stateless else ""
 
     def _elsewhere(self, tenant: Tenant, first: bytes, token_ids: Sequence[int]) -> Turn | None:
-        """What the prompt extends under another adapter or salt of the same owner."""
+        """The turn of the same owner, under another adapter or salt, that the prompt extends."""
         if len(self.tenants) == 1:
             return None
         others = (one for one in self.tenants.values() if one is not tenant and one.owner == tenant.owner)

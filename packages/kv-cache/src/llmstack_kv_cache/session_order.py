@@ -71,7 +71,7 @@ class SessionOrder(SessionLedger):
 
     @property
     def num_snapshot_items(self) -> int:
-        """How many numbers a snapshot of it holds, about."""
+        """The number of values in a snapshot of it, about."""
         return super().num_snapshot_items + 6 * len(self.segments)
 
     def take_ended(self, segment: Segment) -> Segment | None:
@@ -200,7 +200,7 @@ class SessionOrder(SessionLedger):
         return pause
 
     def _restart(self, pause: Pause, pause_class: PauseClass) -> None:
-        """It is of another class from now on."""
+        """Moves a pause to another class."""
         self._groups.exit(pause)
         self.num_pauses += 1
         pause.pause_class, pause.began_s, pause.stage, pause.number = pause_class, self.now_s, 0, self.num_pauses

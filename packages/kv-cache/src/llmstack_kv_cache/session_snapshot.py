@@ -99,7 +99,7 @@ def _running(sessions: list[Session], state: Sequence[Any]) -> Running:
 
 
 def _place(prefix: Prefix) -> list[int]:
-    """Where a prefix ends, as far as it can be found."""
+    """The place where a prefix ends, as far as it can be found."""
     run, index = prefix.run, min(prefix.index, len(prefix.run.block_ids) - 1)
     return [run.start, index] if index >= 0 else [0, 0]
 

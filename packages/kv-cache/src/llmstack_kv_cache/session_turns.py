@@ -323,11 +323,11 @@ class Tenant:
             self.note_head(first, num_blocks, last)
 
     def open_turns(self) -> Iterable[Turn]:
-        """Those that pause, the longest pause first."""
+        """The turns that pause, the longest pause first."""
         return iter(self._paused)
 
     def forget_heads(self) -> None:
-        """What sessions begin with is no longer kept."""
+        """Forgets the beginnings that sessions share."""
         for alike in self._by_first.values():
             alike.heads.clear()
 

@@ -25,7 +25,7 @@ State = dict[str, Any]
 
 
 def num_snapshot_items(manager: KVCacheManager) -> int:
-    """How many numbers a snapshot holds, about; O(lookups under way)."""
+    """The number of values in a snapshot, about; O(lookups under way)."""
     num_others = 0 if manager._ledger is None else manager._ledger.num_snapshot_items
     num_others += sum(walk.num_blocks for walk in manager._walks.values())
     return 2 * manager.num_blocks + manager.block_size * manager._prefix_index.num_findable + num_others

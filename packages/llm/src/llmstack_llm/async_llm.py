@@ -202,7 +202,7 @@ class AsyncLLM(EngineFrontEnd):
 
     @property
     def chat_facts(self) -> ChatFacts | None:
-        """What a page for chats offers; None for a model that does not complete text, or has no tokenizer."""
+        """Facts for a page with chats; None for a model that does not complete text, or has no tokenizer."""
         if self._renderers is None:
             return None
         return chat_facts(self._renderers, self.model_config, self.limits, self.input_processor.media.processor)

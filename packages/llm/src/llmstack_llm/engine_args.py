@@ -141,7 +141,7 @@ class EngineArgs(
             self.check_sound_adapter(model_config.hf_config.get(WHOLE_CONFIG) or {}, model_config.path)
 
     def media_options(self, model_config: ModelConfig) -> MediaOptions:
-        """How the front end takes pictures of requests."""
+        """The options of the front end for pictures of requests."""
         from llmstack_model_files import TEXT_PART_OF
 
         whole = "" if self.is_text_only else str(model_config.hf_config.get(TEXT_PART_OF) or "")

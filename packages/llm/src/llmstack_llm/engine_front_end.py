@@ -146,7 +146,7 @@ class EngineFrontEnd:
 
     @property
     def num_restarts(self) -> int:
-        """How often that has happened."""
+        """The number of engine cores that were replaced after a crash."""
         return self._client.num_restarts
 
     @property

@@ -38,7 +38,7 @@ AdmittedT = TypeVar("AdmittedT", bound=AdmittedRequest | AdmittedPooling)
 
 
 class MediaDoor:
-    """Where media come in. A model for text alone costs nothing here.
+    """Takes in the media of requests. A model for text alone costs nothing here.
 
     Attributes:
         processor: That of the model; None where the engine core takes text alone.

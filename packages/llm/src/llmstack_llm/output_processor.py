@@ -233,7 +233,7 @@ class OutputProcessor:
         return aborted
 
     def note_encoder(self, iteration: IterationStats, stats: EncoderStats) -> None:
-        """What the encoder has done after a step."""
+        """Notes the encoder's work after a step."""
         if stats.num_parts != self._engine_to_num_parts.get(iteration.engine_index, 0):
             self._engine_to_num_parts[iteration.engine_index] = stats.num_parts
             self._encoded_s = iteration.timestamp_s

@@ -33,7 +33,7 @@ class AsyncEngineCoreClient(AsyncClosing, Protocol):
 
     @property
     def num_restarts(self) -> int:
-        """How often that has happened."""
+        """The number of engine cores that were replaced after a crash."""
         ...
 
     @property

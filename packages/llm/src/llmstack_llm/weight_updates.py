@@ -31,7 +31,7 @@ async def update_engine_weights(engine: EngineFrontEnd, path: str, name: str) ->
 
 
 def update_weights(llm: LLM, path: str) -> EngineReady:
-    """The same of an `LLM`.
+    """Changes the weights of an `LLM` in place.
 
     Raises:
         WeightUpdateError: Nothing has changed.

@@ -21,7 +21,7 @@ def has_av() -> bool:
 
 
 def ffmpeg_error() -> type[Exception]:
-    """What PyAV raises for a fault of a file; it has to be installed."""
+    """The exception that PyAV raises for a fault of a file; it has to be installed."""
     found: type[Exception] = importlib.import_module("av").error.FFmpegError
     return found
 

@@ -132,22 +132,22 @@ class MediaFront:
 
     @property
     def processors(self) -> Processors:
-        """Those of requests without options."""
+        """The processors of requests without options."""
         return self._processors
 
     @property
     def limits(self) -> MediaLimits:
-        """Of each picture and of all."""
+        """The limits of each picture and of all."""
         return self._limits
 
     @property
     def store(self) -> MediaStore:
-        """What is kept, for metrics."""
+        """The kept media, for metrics."""
         return self._store
 
     @property
     def stats(self) -> MediaStats:
-        """What has been done so far, for metrics."""
+        """Counts of the work so far, for metrics."""
         return MediaStats(
             self._store.num_queries, self._store.num_hits, self._num_bytes, self._pool.processor_s,
             dict(self._fetch_results), dict(self._failures),
@@ -219,7 +219,7 @@ class MediaFront:
         options: Mapping[str, object] | None = None,
         content: bytes | None = None,
     ) -> OpenedMedia:
-        """The same of a request with one picture.
+        """Opens the media of a request with one picture.
 
         `content`: The bytes, where the caller has them; the URL is not looked at then.
         """

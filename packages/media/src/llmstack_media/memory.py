@@ -16,7 +16,7 @@ _WRITE_AND_SEAL: Final = 8 | 1
 
 
 def place_of(descriptor: int) -> dict[str, Any]:
-    """Where another process of this user opens what this one has open, with the number that tells it from others."""
+    """The path by which another process of this user opens this open file, and the number that tells it from others."""
     return {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "number": os.fstat(descriptor).st_ino}
 
 
@@ -77,7 +77,7 @@ class SealedMemory:
 
     @property
     def path(self) -> str:
-        """Where other processes open it."""
+        """The path by which other processes open it."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @property
@@ -86,7 +86,7 @@ class SealedMemory:
         return place_of(self._descriptor)
 
     def seal(self) -> None:
-        """From now on no process can change it, also one that has it open for writing.
+        """Seals the memory: no process can change it after that, also one that has it open for writing.
 
         Raises:
             OSError: A process has mapped it for writing.
@@ -94,7 +94,7 @@ class SealedMemory:
         fcntl.fcntl(self._descriptor, _F_ADD_SEALS, _WRITE_AND_SEAL)
 
     def as_media_memory(self) -> MediaMemory:
-        """How an engine core reads it."""
+        """The memory in the form that engine cores read."""
         return MediaMemory(self.num_bytes, path=self.path)
 
     def close(self) -> None:

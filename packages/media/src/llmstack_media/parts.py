@@ -16,7 +16,7 @@ class Part(Protocol):
 
     @property
     def kind(self) -> MediaKind:
-        """What it is: `image`, `video` or `audio`."""
+        """The kind of the part: `image`, `video` or `audio`."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class AskedPart:
-    """What a request asks for: a part, options, the processor with them, and all that its array depends on by name."""
+    """A part as a request asks for it: with options, processor, and all that its array depends on by name."""
 
     part: Part = field(repr=False)
     options: Mapping[str, object]

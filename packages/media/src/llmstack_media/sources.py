@@ -12,7 +12,7 @@ from llmstack_types import ServerOverloadedError
 
 
 class SourceBytes:
-    """What the requests of all keys hold until it is decoded. Used by any thread."""
+    """The bytes that requests of all keys hold until they are decoded. Used by any thread."""
 
     def __init__(self, max_bytes: int, max_request_bytes: int) -> None:
         """`max_bytes`: Of all keys together. `max_request_bytes`: Of one request."""

@@ -23,7 +23,7 @@ MAX_KNOWN = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a picture's header says.
+    """The facts of a picture's header.
 
     Attributes:
         layout: What it becomes.
@@ -88,7 +88,7 @@ class MediaStore:
         return self._held_bytes.held
 
     def counted(self, key: Key) -> Counted | None:
-        """What the header of a picture said that was seen before, also where its entry is forgotten."""
+        """The facts of a picture's header that was read before, also where its entry is forgotten."""
         return self._counts.get(*key)
 
     def remember(self, key: Key, counted: Counted) -> None:

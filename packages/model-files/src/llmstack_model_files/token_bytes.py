@@ -125,7 +125,7 @@ def read_token_bytes(folder: Path) -> tuple[TokenBytes, frozenset[int]]:
 
 
 def _of_gpt2(folder: Path) -> dict[str, Any]:
-    """What `tokenizer.json` would say, of `vocab.json` and the names of its special tokens."""
+    """The content of a `tokenizer.json`, from `vocab.json` and the names of its special tokens."""
     vocabulary = read_json(folder, "vocab.json")
     named: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):

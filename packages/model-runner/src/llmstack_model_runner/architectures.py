@@ -149,7 +149,7 @@ POOLING_DECODERS: Mapping[str, tuple[str, str]] = {
 
 
 def encoder_of(whole: Mapping[str, Any]) -> str | None:
-    """What makes the encoder of a configuration with all parts; None where no code here has its tower."""
+    """The maker of the encoder of a configuration with all parts; None where no code here has its tower."""
     name = str(next(iter(whole.get("architectures") or ()), ""))
     if name in SOUND_ENCODERS:
         return SOUND_ENCODERS[name]

@@ -88,7 +88,7 @@ def _is_known() -> bool:
 
 
 def _find_and_load(name: str, *rest: Any) -> Any:
-    """What an import of a module that is not in memory calls: the next one of PyTorch imports all parts before it.
+    """Imports a module that is not in memory: the next one of PyTorch imports all parts before it.
 
     A finder would come too late. Its thread has the locks of that module and of its parents by then, and the thread
     that imports the parts would wait for them for ever.

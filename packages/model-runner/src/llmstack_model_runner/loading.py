@@ -45,7 +45,7 @@ _NOT_OF_THE_MODEL: Final = frozenset({"transformers_version", "_name_or_path", "
 
 
 class ModelReport(NamedTuple):
-    """What a runner reports of its model, each as one line of text.
+    """The report of a runner on its model, each part as one line of text.
 
     Attributes:
         weights_digest: Of the files of the weights.

@@ -64,7 +64,7 @@ class ToyEncoder:
         return (torch.nn.functional.linear(pixels.to(self._dtype) / 255, self._weights["embed"]),)
 
     def run_layers(self, item: MediaItem, state: EncoderState, first: int, count: int) -> EncoderState:
-        """The same after some layers."""
+        """The state after some further layers."""
         (hidden,) = state
         for layer in range(first, first + count):
             mixed = torch.nn.functional.linear(hidden, self._weights[f"layers.{layer}"])
@@ -72,7 +72,7 @@ class ToyEncoder:
         return (hidden,)
 
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:
-        """What the last layer leaves."""
+        """The vectors after the last layer."""
         return state[0]
 
 
@@ -134,7 +134,7 @@ def toy_item(data: bytes, offset: int, *, num_breaks: int = 0, path: str = "") -
 
 
 def toy_vectors(folder: Path, data: bytes) -> torch.Tensor:
-    """What the encoder makes of the bytes, in float32, by plain products: [num_vectors, hidden_size]."""
+    """The encoder's vectors for these bytes, in float32, by plain products: [num_vectors, hidden_size]."""
     weights = load_file(folder / "model.safetensors")
     hidden = torch.tensor(list(data)).view(-1, PATCH).float() / 255 @ weights["vision.embed.weight"].T
     for layer in range(_NUM_LAYERS):

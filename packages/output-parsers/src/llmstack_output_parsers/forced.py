@@ -23,7 +23,7 @@ class RequiredCallsParser(JsonCallParser):
         yield from self.say_until(())
 
     def say_refused(self, text: str) -> None:
-        """What the end of the text has cut before a call begins is no content: the array is the model's only text."""
+        """Drops text that was cut before a call begins: it is no content, as the array is the model's only text."""
         if not self.reader.is_ended:
             self.say(text)
 

@@ -50,7 +50,7 @@ class JsonWriter:
         return len(self._pending) + len(self._scalar)
 
     def take(self) -> str:
-        """What was written since the last call."""
+        """The text that was written since the last call."""
         text = "".join(self._written)
         self._written.clear()
         return text

@@ -29,13 +29,13 @@ class MiniCPM5ToolParser(TaggedToolParser):
         return (self.function, self.function_end, self.parameter, self.parameter_end)
 
     def argument_of(self, text: str, schemas: Schemas, schema: Mapping[str, object]) -> str:
-        """What the text of an element means, as JSON."""
+        """The value of an element's text, as JSON."""
         value = _plain(text)
         return json_text(value) if schemas.is_string(schema) else schemas.converted(value, schema)
 
 
 def _plain(text: str) -> str:
-    """What the text of an element means."""
+    """The plain text of an element."""
     if text.startswith(_CDATA) and text.endswith(_CDATA_END):
         return text[len(_CDATA) : -len(_CDATA_END)]
     for entity, char in _ENTITIES.items():  # not by the package `xml`, which imports what servers need

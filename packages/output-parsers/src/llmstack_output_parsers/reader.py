@@ -66,7 +66,7 @@ class Reader:
 
     @property
     def room(self) -> int:
-        """How many more characters may be held."""
+        """The number of characters that may still be held."""
         return MAX_HELD_CHARS - self._num_held
 
     @property

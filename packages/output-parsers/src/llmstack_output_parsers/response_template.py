@@ -28,7 +28,7 @@ _CALL: Final = "function"
 
 
 class TemplateParsers(NamedTuple):
-    """What a response template says of reasoning and of calls; None where it says nothing."""
+    """The parsers of reasoning and of calls by a response template; None where it says nothing."""
 
     reasoning: ReasoningParserFactory | None
     tools: ToolParserFactory | None

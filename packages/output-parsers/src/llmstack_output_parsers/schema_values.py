@@ -87,7 +87,7 @@ class Schemas:
         )
 
     def _types_of(self, schema: Mapping[str, object], budget: _Budget) -> frozenset[str]:
-        """What the schema itself and all that it refers to permit together."""
+        """The types that the schema itself and all that it refers to permit together."""
         if not budget.spend():
             return frozenset()
         sets = [_own_types(schema)]

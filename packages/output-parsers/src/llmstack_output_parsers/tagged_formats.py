@@ -31,7 +31,7 @@ class Qwen3CoderToolParser(TaggedToolParser):
 
 
 class SeedOssToolParser(Qwen3CoderToolParser):
-    """The same between the tags of Seed-OSS."""
+    """Calls between the tags of Seed-OSS."""
 
     kept_tokens = ("<seed:tool_call>", "</seed:tool_call>")
     openings = ("<seed:tool_call>",)
@@ -39,7 +39,7 @@ class SeedOssToolParser(Qwen3CoderToolParser):
 
 
 class MiMoToolParser(Qwen3CoderToolParser):
-    """The same for MiMo, whose values are strings, with their line ends."""
+    """Calls of MiMo, whose values are strings, with their line ends."""
 
     key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {">": {"type": "string"}}
     trims_lines = False
@@ -84,7 +84,7 @@ class DeepSeekV32ToolParser(TaggedToolParser):
 
 
 class DeepSeekV4ToolParser(DeepSeekV32ToolParser):
-    """The same between the tags of DeepSeek V4."""
+    """Calls between the tags of DeepSeek V4."""
 
     openings = (f"<{DSML}tool_calls>",)
     closings = (f"</{DSML}tool_calls>",)
@@ -167,7 +167,7 @@ class GlmToolParser(TaggedToolParser):
 
 
 class HunyuanV3ToolParser(GlmToolParser):
-    """The same for Hunyuan 3, where `<tool_sep>` stands after the name and `<tool_calls>` around all calls."""
+    """Calls of Hunyuan 3, where `<tool_sep>` stands after the name and `<tool_calls>` around all calls."""
 
     kept_tokens = (*GlmToolParser.kept_tokens, "<tool_calls>", "</tool_calls>", "<tool_sep>")
     openings = ("<tool_calls>",)

@@ -59,7 +59,7 @@ class Field:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """What may be special tokens around it."""
+        """Texts around the field that may be special tokens."""
         if not self.open_pattern:
             return (*self.opens, *self.closes)
         import regex  # late: few templates have patterns

@@ -27,7 +27,7 @@ class RankProcess:
     lifeline: socket.socket
 
     def describe_loss(self, topology: Topology) -> str:
-        """How it has ended; waits for that a moment."""
+        """The end of the process in words; waits for that a moment."""
         try:
             status = self.popen.wait(_GRACE_S)
         except subprocess.TimeoutExpired:

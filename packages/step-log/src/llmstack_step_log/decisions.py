@@ -78,7 +78,7 @@ def _new_request(request: NewRequest) -> list[Any]:
 
 
 def _digests(item: MediaItem | None) -> list[bytes]:
-    """Of an item, what names it: not where its encoder reads it."""
+    """The digests that name an item, without the place where its encoder reads it."""
     return [] if item is None else [item.digest]
 
 
@@ -93,7 +93,7 @@ def scheduled_rows(decided: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def encoder_parts(decided: Mapping[str, Any]) -> list[EncoderWork]:
-    """What an unpacked step encodes, without the items."""
+    """The encoder's work of an unpacked step, without the items."""
     return [EncoderWork(*part[:_NUM_WORK_COUNTS]) for part in decided.get(_WORK, ())]
 
 
@@ -154,7 +154,7 @@ def pack_reset(is_done: bool) -> bytes:
 
 
 def pack_released(num_sessions: int, num_tokens: int) -> bytes:
-    """What was given up of the sessions of a tenant."""
+    """The released sessions of a tenant."""
     return pack([RELEASED, [num_sessions, num_tokens]])
 
 

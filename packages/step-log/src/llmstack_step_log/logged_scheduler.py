@@ -173,7 +173,7 @@ class LoggedScheduler:
         return self._scheduler.cached_prefix(token_ids, salt, media)
 
     def contents(self, block_ids: Iterable[int]) -> list[int]:
-        """What blocks of cached prefixes hold; not logged, since it decides nothing."""
+        """The contents of cached blocks; not logged, since it decides nothing."""
         return self._scheduler.contents(block_ids)
 
     def import_prefix(

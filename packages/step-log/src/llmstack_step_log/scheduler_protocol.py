@@ -83,7 +83,7 @@ class Scheduler(Protocol):
         ...
 
     def contents(self, block_ids: Iterable[int]) -> list[int]:
-        """What each block of a cached prefix holds: a number that no other one ever has; 0 where it is gone.
+        """The content of each cached block as a number that no other one ever has; 0 where it is gone.
 
         It decides nothing.
         """

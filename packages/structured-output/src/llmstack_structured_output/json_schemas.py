@@ -41,7 +41,7 @@ class SchemaOptions:
 
     @classmethod
     def of(cls, params: StructuredOutputsParams) -> SchemaOptions:
-        """Those of a constraint."""
+        """The options of a constraint."""
         is_closed = params.disable_additional_properties is not False
         return cls(not params.disable_any_whitespace, params.whitespace_pattern, is_closed)
 

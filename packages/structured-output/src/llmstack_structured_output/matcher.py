@@ -48,7 +48,7 @@ class Matcher:
         self._num_past_end -= num_past_end
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens could follow one after the other; takes none over."""
+        """The number of these tokens that could follow one after the other; takes none over."""
         return int(self.handle.validate_tokens(list(token_ids)))
 
     def mask(self) -> bytes:

@@ -28,7 +28,7 @@ def changed(node: Any, change: Callable[[Schema], Schema]) -> Any:
 
 
 def target_of(root: Schema, reference: str) -> Any:
-    """What a reference such as `#/$defs/Place` points to; None where it points to nothing in the schema."""
+    """The target of a reference such as `#/$defs/Place`; None where it points to nothing in the schema."""
     node: Any = root if reference.startswith("#") else None
     for part in unquote(reference[1:]).split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")

@@ -37,7 +37,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast the people and tools of a tenant answer.
+    """The speed at which the people and tools of a tenant answer.
 
     Attributes:
         tenant: Its name.
@@ -117,7 +117,7 @@ class AgentWorkload:
 
 @dataclass
 class _Context:
-    """What a session has of its context, in tokens."""
+    """The context of a session, in tokens."""
 
     num_prefix_tokens: int
     num_tokens: int = field(init=False)

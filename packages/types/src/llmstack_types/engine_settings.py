@@ -79,7 +79,7 @@ class UseSettings:
 
 @option_group
 class MediaSettings:
-    """What prompts may have in place of media."""
+    """Settings of items that prompts may have in place of tokens."""
 
     enable_mm_embeds: bool = option(
         False, help="vectors in place of a picture, as parts of the type image_embeds: safetensors files in base64"
@@ -120,7 +120,7 @@ class ComputationSettings:
 
 @option_group
 class LogprobSettings:
-    """What is said about tokens."""
+    """Settings of what is said about tokens."""
 
     logprobs_mode: LogprobsMode = option(
         "raw_logprobs",

@@ -46,7 +46,7 @@ class RequestEvent(NamedTuple):
 
 
 class StepPhases(NamedTuple):
-    """How long the parts of one step took, in seconds.
+    """The duration of the parts of one step, in seconds.
 
     Attributes:
         schedule_s: Choosing the batch.
@@ -117,7 +117,7 @@ class SessionReturn(NamedTuple):
 
 
 class RequestNote(NamedTuple):
-    """What is known of a request beside its steps.
+    """The facts of a request beside its steps.
 
     Attributes:
         num_resumed_tokens: Tokens of its answer that another engine core had generated.

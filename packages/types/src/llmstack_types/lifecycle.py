@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Closing(Protocol):
-    """What has processes, threads, memory or files to give back."""
+    """An object with processes, threads, memory or files to give back."""
 
     def shutdown(self) -> None:
         """Gives back all of it. Idempotent. Where nothing else is said, there is nothing."""
@@ -15,7 +15,7 @@ class Closing(Protocol):
 
 
 class AsyncClosing(Protocol):
-    """The same on an event loop."""
+    """An object of an event loop with something to give back."""
 
     async def shutdown(self) -> None:
         """Gives back all of it. Idempotent. Where nothing else is said, there is nothing."""
@@ -23,7 +23,7 @@ class AsyncClosing(Protocol):
 
 
 class ClosingParts(AsyncClosing):
-    """What has nothing to give back but what its parts have.
+    """An object that gives back what its parts have, and nothing else.
 
     Attributes:
         closing: The parts; more may be appended when they are made.

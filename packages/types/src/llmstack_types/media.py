@@ -110,7 +110,7 @@ class EncoderWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MediaSpec:
-    """What a loaded model takes besides tokens, and what its encoder costs.
+    """The items that a loaded model takes besides tokens, and the cost of its encoder.
 
     Attributes:
         vector_size: Width of the vectors that stand in for tokens.

@@ -61,7 +61,7 @@ class ModelRunnerConfig(
     AdapterSettings,
     StepSettings,
 ):
-    """How to load and run one model; a runner is constructed with this alone.
+    """Settings that load and run one model; a runner is constructed with this alone.
 
     Attributes:
         model_path: Folder with `config.json` and, unless `load_format` is `dummy`, safetensors weights.
@@ -124,7 +124,7 @@ class ModelRunnerConfig(
         return self.weights_path or self.model_path
 
     def of_draft_model(self) -> ModelRunnerConfig:
-        """How the draft model is loaded: by one rank, in its own precision, without adapters and media."""
+        """The settings of the draft model: on one rank, in its own precision, without adapters and media."""
         return replace(
             self, model_path=self.draft_model_path, max_model_len=self.draft_max_model_len or self.max_model_len,
             weights_path="", draft_model_path="", draft_head="", max_num_drafts=0, hf_overrides="", quantization=None,
@@ -293,7 +293,7 @@ class KVCacheSpec:
         return 1 + _LIVE_STATES_PER_ROW * max_num_rows + max(num_kept, max_num_rows)
 
     def num_rows_with_states(self, num_state_blocks: int, max_num_rows: int) -> int:
-        """How many of `max_num_rows` rows so many state blocks let run; 0 if they do not suffice for one.
+        """The number of `max_num_rows` rows that so many state blocks let run; 0 if they do not suffice for one.
 
         Each has its two, and there is one more per row for what is kept, but where only one row can run.
         """

@@ -77,7 +77,7 @@ class _Queue:
 
     @asynccontextmanager
     async def place(self, max_num_places: int) -> AsyncIterator[None]:
-        """It is one's turn within the context. Raises HTTPError 503 where all places are taken."""
+        """Waits for one's turn, which lasts for the context. Raises HTTPError 503 where all places are taken."""
         if self._num_places >= max_num_places:
             raise HTTPError(server_is_overloaded())
         self._num_places += 1

@@ -26,7 +26,7 @@ Reports = Sequence[Mapping[str, Any]]
 
 
 class Position(NamedTuple):
-    """How far a reader is.
+    """The position of a reader.
 
     Attributes:
         core: The engine core that `step` is of; empty where that is not known.
@@ -105,7 +105,7 @@ class LiveFeed:
         self._reading: asyncio.Task[Part] | None = None
 
     async def first_part(self, position: Position) -> Part:
-        """What a new reader gets: the steps up to where the others are.
+        """The first part for a new reader: the steps up to where the others are.
 
         Raises:
             EngineDeadError: The engine core is gone.
@@ -117,7 +117,7 @@ class LiveFeed:
         return part
 
     async def part_after(self, position: Position) -> Part:
-        """What comes next: the same part for all readers that are as far; raises EngineDeadError."""
+        """The next part: the same for all readers at this position; raises EngineDeadError."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_next())
             self._reading.add_done_callback(_take_exception)
@@ -183,5 +183,5 @@ class _Clock:
 
 
 def report_of(state: ServerState, age_s: float) -> dict[str, object]:
-    """What this process has predicted in the last seconds, and how many requests finish with earlier weights."""
+    """The predictions of this process in the last seconds, and the number of requests with earlier weights."""
     return {"predictions": state.recent_requests.rows(age_s), "num_finishing": state.engine.num_finishing_requests}

@@ -131,7 +131,7 @@ async def _health(state: ServerState, healthy: tuple[LifecycleState, ...]) -> Re
 
 
 def add_process_routes(router: Router) -> None:
-    """What a process tells whatever it serves: that it runs, and its version."""
+    """Adds the routes about the process itself, whatever it serves: that it runs, and its version."""
 
     @router.declare(RouteSpec("GET HEAD POST", "/ping", Content.EMPTY, needs=Needs.NOTHING, key=Key.UNUSED))
     async def ping() -> Response:

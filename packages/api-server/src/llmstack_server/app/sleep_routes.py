@@ -66,7 +66,7 @@ def add_sleep_routes(router: Router, state: ServerState) -> None:
 
 
 def _note_operator(state: ServerState) -> None:
-    """What an operator says of the sleep holds: no request wakes an engine that was put to sleep."""
+    """Notes that an operator has decided: no request wakes an engine that was put to sleep."""
     if state.idle is not None:
         state.idle.note_use()
 

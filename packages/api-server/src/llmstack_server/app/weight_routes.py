@@ -36,7 +36,7 @@ class WeightsUpdated(TypedDict):
 
 
 class UpdatedFromDisk(TypedDict):
-    """The same in SGLang's form."""
+    """The answer to an update of weights in SGLang's form."""
 
     success: bool
     message: str
@@ -64,7 +64,7 @@ class FinishRequest(BaseModel):
 
 
 class UpdateInfo(BaseModel):
-    """Where `/update_weights` finds weights."""
+    """The place of the weights for `/update_weights`."""
 
     model_config = ConfigDict(extra="forbid")
     path: StrictStr = Field(

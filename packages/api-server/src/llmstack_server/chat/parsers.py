@@ -98,7 +98,7 @@ class _Choice:
             self.reasoning, self._reasoning_reason = reasoning, _BY_TEMPLATE
 
     def parsers(self) -> ChatParsers:
-        """What was chosen, with the reasons."""
+        """The chosen parsers, with the reasons."""
         facts = (("tool_call_parser", self._tool_reason), ("reasoning_parser", self._reasoning_reason))
         return ChatParsers(self.tools, self.reasoning, facts)
 

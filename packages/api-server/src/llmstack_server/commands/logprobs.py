@@ -63,7 +63,7 @@ class Part(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is computed of an answer besides the log-probabilities of its tokens.
+    """The results that are computed of an answer besides the log-probabilities of its tokens.
 
     Attributes:
         num_top: The likeliest tokens beside each.
@@ -169,7 +169,7 @@ def _computed(llm: LLM, parts: list[RecordedRequest], wanted: Wanted, lora: LoRA
 
 
 def _routing(layer_to_choices: Mapping[str, list[Any]], num_tokens: int) -> Routing:
-    """Of each layer the choices of all steps."""
+    """The choices of all steps, layer by layer."""
     layers = [[row for step in steps for row in step.tolist()] for steps in layer_to_choices.values()]
     if not layers:
         raise LogprobsError("its model has no layers of experts, or none whose choices can be recorded")

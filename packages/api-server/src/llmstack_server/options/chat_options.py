@@ -98,7 +98,7 @@ def _name(name: str | None, plugin: str | None) -> str | None:
 
 
 def _missing_parser(option_name: str, name: str | None, plugin: str | None) -> Iterator[Problem]:
-    """What shows without executing a plug-in that there is no such parser."""
+    """The problem of a parser that does not exist, found without executing a plug-in."""
     if name in (None, NO_PARSER):
         return
     from llmstack_output_parsers import UnknownParserError, check_parser

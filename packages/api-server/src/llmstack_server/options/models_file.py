@@ -46,13 +46,13 @@ class ModelEntry(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """What stands for its name in names of files and folders: no two models have the same."""
+        """The model's name in names of files and folders: no two models have the same."""
         shown = quote(self.name, safe="")[:_MAX_SHOWN_CHARS]
         return f"{shown}.{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
 
 
 class ModelsFile(NamedTuple):
-    """What the file says.
+    """The content of the file.
 
     Attributes:
         memory_bytes: All memory that the engine cores may use together.

@@ -257,7 +257,7 @@ def model_of(pool: ModelPool, name: str) -> PooledModel:
 
 
 def _counted(receive: Receive, add: Callable[[int], None]) -> Receive:
-    """The same messages, whose bytes are added as they come."""
+    """Passes on the messages of `receive`, and adds up their bytes as they come."""
 
     async def receive_counted() -> Message:
         message = await receive()

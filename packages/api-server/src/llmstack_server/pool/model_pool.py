@@ -65,7 +65,7 @@ class ModelPool:
 
     @property
     def charged_bytes(self) -> int:
-        """What the models in memory count with."""
+        """The memory with which the loaded models count, in bytes."""
         return sum(model.charged_bytes for model in self.models)
 
     async def wait_until_loaded(self, model: PooledModel, tenant: str | None) -> None:
@@ -211,7 +211,7 @@ class ModelPool:
         model.charged_bytes = num_bytes
 
     def _missing_bytes(self, model: PooledModel, num_bytes: int) -> int:
-        """What is missing so that a model may count with so many bytes; 0 or less where there is room."""
+        """The bytes that are missing for a model of this size; 0 or less where there is room."""
         return self.charged_bytes - model.charged_bytes + num_bytes - self.memory_bytes
 
     def _victims(self, wanted: PooledModel, num_bytes: int) -> list[PooledModel]:

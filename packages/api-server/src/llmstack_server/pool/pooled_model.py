@@ -48,12 +48,12 @@ class MemoryPlan(NamedTuple):
         return sum(self)
 
     def asleep_bytes(self, level: int) -> int:
-        """What stays at a sleep level."""
+        """The memory that stays in use at a sleep level, in bytes."""
         return self.process_bytes + (self.weight_bytes if level == 1 else 0)
 
 
 class ModelHost(Protocol):
-    """What starts and ends the engine of a model.
+    """Starts and ends the engine of a model.
 
     Attributes:
         state: The state of the model's routes, which outlives its engine.

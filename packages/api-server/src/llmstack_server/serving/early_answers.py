@@ -45,7 +45,7 @@ class EagerLoop:
         return self
 
     def add_done_callback(self, callback: Callable[..., Any]) -> None:
-        """As of a task; there is nothing to be called back for."""
+        """Does nothing, under the name that tasks have: there is nothing to be called back for."""
 
 
 def answering(answer: ErrorAnswer) -> ASGIApp:

@@ -37,7 +37,7 @@ _OTHER_HEADERS = RESUMING_HEADERS | {LOAD_FORMAT_HEADER.encode(), DEADLINE_HEADE
 
 
 def early_refusal(state: ServerState, table: RouteTable) -> EarlyRefusal | None:
-    """What refuses POST requests by path, headers and the time when these came; None where all need the application.
+    """The check of POST requests by path, headers and their time; None where all need the application.
 
     Middleware of the operator, telemetry and limits per key have to see refused requests, too.
     """

@@ -56,7 +56,7 @@ def make_queue_monitor(config: ServeConfig) -> QueueMonitor:
 
 
 def stat_loggers_of(config: ServeConfig, metrics: ServerMetrics, queue: QueueMonitor) -> list[StatLogger]:
-    """What the engine reports its steps to."""
+    """The receivers of the engine's reports about its steps."""
     from llmstack_llm.outputs.stats import LoggingStatLogger
 
     return [queue] if config.engine.disable_log_stats else [metrics, LoggingStatLogger(), queue]
@@ -74,7 +74,7 @@ def note_ready(state: ServerState, engine: AsyncLLM) -> None:
 
 
 def watching_ticks(state: ServerState, stat_loggers: Sequence[StatLogger]) -> list[Callable[[], None]]:
-    """What runs a few times per second beside an engine: lines of statistics, engine restarts, stuck requests."""
+    """Work for a few times per second beside an engine: lines of statistics, restarts, stuck requests."""
     from llmstack_llm.outputs.stats import LoggingStatLogger
     from llmstack_server.observability.watchdog import StuckWatchdog
 

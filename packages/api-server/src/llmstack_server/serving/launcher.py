@@ -61,7 +61,7 @@ def demo_model_path() -> str:
 
 
 def model_of(name: str | None) -> str:
-    """What `resolve_model` takes for a model that was named as `llmstack serve` takes it, or not named.
+    """The argument for `resolve_model`, from a model as `llmstack serve` names it, or from none.
 
     Raises:
         ServeError: There is none.

@@ -62,7 +62,7 @@ def with_state(config: ServeConfig, models: ServedModels) -> ServedModels:
 
 
 def memory_plans(models: ServedModels) -> list[MemoryPlan]:
-    """What the memory of each model is for.
+    """The parts of the memory of each model.
 
     Raises:
         ServeError: A model cannot run, or its memory does not suffice for it; the text has a line for each reason.

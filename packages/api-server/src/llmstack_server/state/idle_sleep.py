@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class SleepingEngine(Protocol):
-    """What of an engine front end its sleep needs."""
+    """The methods of an engine front end that its sleep needs."""
 
     @property
     def sleep_level(self) -> int: ...

@@ -53,7 +53,7 @@ _Piece = tuple[str, int, int, bytes]
 
 
 class Entry(NamedTuple):
-    """What is new of one answer that is generated.
+    """The new part of one answer that is generated.
 
     Attributes:
         num_parts: All its parts so far.
@@ -67,7 +67,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Written:
-    """What of one answer is in the database.
+    """The part of one answer that is in the database.
 
     Attributes:
         num_parts: The parts whose cuts are in it; -1 where all is to be replaced.
@@ -105,7 +105,7 @@ class KeptRequest:
     num_resumes: int = 0
 
     def begun_again(self) -> Self:
-        """The same with one server more that has begun it again."""
+        """The request with one server more that has begun it again."""
         return replace(self, num_resumes=self.num_resumes + 1)
 
     def facts(self) -> dict[str, object]:

@@ -99,7 +99,7 @@ class RepeatedOutputs(OutputsThrough):
         return output
 
     def follow(self, take: Callable[[RequestOutput], bool]) -> None:
-        """As `OutputsThrough.follow`, once there is nothing to repeat."""
+        """Follows the outputs as `OutputsThrough.follow`, once there is nothing to repeat."""
         source, engines, as_begun = self.source, self.engines, self._as_begun
 
         def take_and_note(output: RequestOutput) -> bool:
@@ -134,7 +134,7 @@ class RepeatedOutputs(OutputsThrough):
         return output if known == num_cached else replace(output, num_cached_tokens=known)
 
     async def _next_of(self, place: tuple[int, int], piece: Piece) -> list[RequestOutput]:
-        """What has the tokens of a piece, once it has come."""
+        """The outputs with the tokens of a piece, once it has come."""
         found: list[RequestOutput] = []
         token_ids: list[int] = []
         is_last = False

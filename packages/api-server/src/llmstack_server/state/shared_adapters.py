@@ -41,7 +41,7 @@ class SharedAdapters:
             peers.add_topic(TOPIC, self._answer)
 
     def share_changes(self, other: SharedAdapters) -> None:
-        """What changes here and there excludes each other: of two models of a process one at a time has a name."""
+        """Lets changes of two models of a process exclude each other: one at a time has a name."""
         self._key_to_is_settled = other._key_to_is_settled
 
     async def begin(self, load_configured: Callable[[], Awaitable[None]]) -> None:

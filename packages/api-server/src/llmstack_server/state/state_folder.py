@@ -27,7 +27,7 @@ def is_storage_error(error: BaseException) -> bool:
 
 
 def cause_of(error: BaseException | None) -> str:
-    """What keeps the folder from being written, as the end of a sentence that clients may read."""
+    """The reason why the folder cannot be written, as the end of a sentence that clients may read."""
     if isinstance(error, FolderGoneError):
         return "the folder of the server is not there"
     if getattr(error, "errno", None) in _FULL or getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":

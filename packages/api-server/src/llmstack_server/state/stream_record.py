@@ -375,7 +375,7 @@ class StreamReader:
         return batch
 
     def follow(self, take: Take) -> None:
-        """From now on `take` gets each new part while `read` waits."""
+        """Hands each new part to `take` while `read` waits."""
         self.take = take
 
     async def read_from(self, position: int, *, knows_head: bool) -> Batch:
@@ -390,5 +390,5 @@ class StreamReader:
         self.record.close_reader(self)
 
     async def aclose(self) -> None:
-        """The same, as readers of other processes have it."""
+        """Ends the reader, under the name that readers of other processes have."""
         self.close()

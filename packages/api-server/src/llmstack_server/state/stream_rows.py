@@ -52,7 +52,7 @@ def load_streams(rows: KeptRows, index: int, count: int) -> list[StreamRow]:
 
 
 def facts_of(record: StreamRecord) -> dict[str, Any]:
-    """What the database keeps of an answer besides its request and its parts."""
+    """The facts of an answer in the database, besides its request and its parts."""
     head = None if record.head is None else _encoded_head(record.head)
     return {"digest": record.digest, "key": record.key, "keep_s": record.keep_s, "head": head}
 

@@ -203,7 +203,7 @@ class Weights(TypedDict):
 
 
 class PictureLimits(TypedDict):
-    """What may come as pictures."""
+    """Limits of pictures in requests."""
 
     max_items: int
     max_bytes: int
@@ -211,14 +211,14 @@ class PictureLimits(TypedDict):
 
 
 class SoundLimits(TypedDict):
-    """What may come as sounds."""
+    """Limits of sounds in requests."""
 
     max_items: int
     max_bytes: int
 
 
 class ChatFacts(TypedDict):
-    """What a page for chats needs to know of a model."""
+    """Facts about a model for a page with chats."""
 
     has_template: bool
     has_system_prompt: bool
@@ -228,7 +228,7 @@ class ChatFacts(TypedDict):
 
 
 class SpeechFacts(TypedDict):
-    """How sound can be sent to a model that transcribes; `realtime`: whether `/v1/realtime` can be opened."""
+    """The ways to send sound to a model that transcribes; `realtime`: whether `/v1/realtime` can be opened."""
 
     realtime: bool
 

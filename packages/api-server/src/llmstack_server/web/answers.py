@@ -190,7 +190,7 @@ class GenerationResponse(Response):
 
 
 def _prediction_headers() -> list[tuple[bytes, bytes]]:
-    """What was predicted of the current request: its wait, and its first token; nothing before steps were measured."""
+    """Headers with the predicted wait and first token of the current request; none before steps were measured."""
     request, headers = current_request.get(), []
     if request is not None and request.wait_s is not None:
         headers.append((PREDICTED_WAIT_HEADER.encode(), b"%d" % round(request.wait_s * 1000)))
@@ -303,7 +303,7 @@ def answer_ids(prefix: str, given: str | None) -> AnswerIds:
 
 
 async def claim_ids(state: ServerState, prefix: str, given: str | None) -> AnswerIds:
-    """The same, and what the client gave is taken until the answer ends; a second one of the key is refused."""
+    """The ids of an answer. What the client gave is taken until the answer ends; a second one of the key is refused."""
     ids = answer_ids(prefix, given)
     if given is not None:
         await state.request_ids.claim(current_client.get().tenant, given)

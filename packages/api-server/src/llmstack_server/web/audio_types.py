@@ -6,7 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class AudioUsage(TypedDict):
-    """What a transcript has cost: the length of its sound."""
+    """The cost of a transcript: the length of its sound."""
 
     type: Literal["duration"]
     seconds: int

@@ -87,7 +87,7 @@ class EventSender:
         return True
 
     def pusher(self, id_line: bytes) -> Callable[[int, bytes], bool]:
-        """The same for events that are encoded, each with its number behind `id_line` before it."""
+        """A function that sends encoded events, each with its number behind `id_line` before it."""
         writer, time_s = self._writer, self._loop.time
 
         def push(number: int, event: bytes) -> bool:
@@ -131,7 +131,7 @@ class EventSender:
         await self.end(event)
 
     def forget(self) -> None:
-        """As of `Recorder`; nothing is remembered here."""
+        """Does nothing, under the name that `Recorder` has: nothing is remembered here."""
 
     async def stop(self) -> None:
         """Sends no further comment, and gives up one that waits for its reader. Idempotent."""

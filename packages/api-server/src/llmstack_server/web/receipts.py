@@ -208,7 +208,7 @@ def _crypto(name: str) -> Any:
 
 
 def _computations(state: ServerState, outputs: RepeatedOutputs) -> list[dict[str, Any]]:
-    """What has computed the answer, each once, in order; of an answer without any tokens, what would have."""
+    """The computations behind the answer, each once, in order; without any tokens, the one that would follow."""
     found: list[dict[str, Any]] = []
     adapter = outputs.prompts[0].adapter
     engines: list[EngineReady | None] = [one for _, engines in sorted(outputs.engines.items()) for one in engines]

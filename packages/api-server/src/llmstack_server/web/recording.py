@@ -100,7 +100,7 @@ class Recorder:
             await self.end(event)
 
     async def stop(self) -> None:
-        """As of `EventSender`; there is nothing to stop."""
+        """Does nothing, under the name that `EventSender` has: there is nothing to stop."""
 
     def forget(self) -> None:
         """The answer is not remembered: its reader alone gets all of it."""

@@ -252,7 +252,7 @@ def holds_contract(state: ServerState) -> bool:
 
 
 def identity_of(state: ServerState) -> str:
-    """What tokens and events follow from besides the request; read it once the engine is ready."""
+    """An identity of all that tokens and events depend on besides the request; the engine must be ready."""
     contract = "" if state.ready is None else state.ready.numeric_contract_id
     form = _form_of(state.chat_parsers.facts, state.config.chat.response_role, state.config.http.answers)
     return f"{contract} {form}"

@@ -15,7 +15,7 @@ SESSION_FIELDS: Final = frozenset({"session_id", "session_final", "prompt_cache_
 
 
 class SessionHint(NamedTuple):
-    """What the current request says; a name is that of its key alone, and names nothing that is not found by tokens."""
+    """The session that the current request names; a name belongs to its key, and finds nothing by itself."""
 
     name: str = ""
     is_final: bool = False

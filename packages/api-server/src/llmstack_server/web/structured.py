@@ -140,7 +140,7 @@ _BARE_SCHEMAS = ("schema", "value")
 
 
 def _schema_path(value: Mapping[str, object]) -> str:
-    """Where the schema of a format is: in OpenAI's place, or in one of the others."""
+    """The place of the schema in a format: OpenAI's, or one of the others."""
     kind = value.get("type")
     if value.get("json_schema") is None and value.get("schema") is not None:
         return "schema"

@@ -46,7 +46,7 @@ class Lane:
         return self.state.startswith("finished")
 
     def note(self, state: str, time_s: float) -> None:
-        """It entered a state; events of a little before come again."""
+        """Notes that the request entered a state; events of a little before come again."""
         self.state = state
         is_lost = state in ("preempted", "swapped", "yielded")
         if self.arrived_s is None and state.startswith("waiting"):

@@ -47,7 +47,7 @@ def run_top(namespace: argparse.Namespace, stdout: TextIO | None = None) -> None
 
 
 def style_of(stdout: TextIO, variables: dict[str, str] | os._Environ[str]) -> Style:
-    """What a stream can show: colours on a terminal without NO_COLOR, and characters of its encoding."""
+    """The style that a stream can show: colours on a terminal without NO_COLOR, characters of its encoding."""
     is_terminal = stdout.isatty() and variables.get("TERM", "dumb") != "dumb"
     encoding = (getattr(stdout, "encoding", None) or "utf-8").lower()
     return Style(is_terminal and not variables.get("NO_COLOR"), encoding.replace("-", "") == "utf8")

@@ -19,7 +19,7 @@ _KIND_TO_COLOR: Final = {"w": _DIM, "p": "\x1b[33m", "d": "\x1b[34m", "x": "\x1b
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What a terminal can show.
+    """The means of a terminal: colours and characters.
 
     Attributes:
         has_color: Whether it gets colours.
@@ -31,7 +31,7 @@ class Style:
 
     @property
     def dash(self) -> str:
-        """What stands for a missing value."""
+        """The sign for a missing value."""
         return "–" if self.has_unicode else "-"
 
     def bar(self, kind: str) -> str:

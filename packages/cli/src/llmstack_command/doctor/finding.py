@@ -15,7 +15,7 @@ State = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out about one thing.
+    """The doctor's finding about one thing.
 
     Attributes:
         state: A `problem` prevents serving; a `note` limits it, or says what could be better.
@@ -39,7 +39,7 @@ def from_sentence(name: str, state: State, sentence: str) -> Finding:
 
 
 def guarded(name: str, find: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """What `find` yields; where it fails, the reason is the finding."""
+    """The findings of `find`; where it fails, the reason is the finding."""
     try:
         return list(find())
     except Exception as error:  # noqa: BLE001 - a broken installation raises anything, and is what the report is for

@@ -20,7 +20,7 @@ HUB_TIMEOUT_S = 2.0
 
 
 def start(words: Sequence[str]) -> Iterator[Finding]:
-    """What the server itself says about a start with these words after `llmstack serve`; nothing is started."""
+    """The server's own findings about a start with these words after `llmstack serve`; nothing is started."""
     source = find_command("serve")
     if source is None:
         return  # the finding on packages says so
@@ -42,7 +42,7 @@ def start(words: Sequence[str]) -> Iterator[Finding]:
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """What a start would log is in its findings already."""
+    """Silences the log: its lines are in the findings already."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

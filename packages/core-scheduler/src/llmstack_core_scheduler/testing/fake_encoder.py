@@ -14,7 +14,7 @@ class WrongMediaError(Exception):
 
 
 def seen_ids(token_ids: Sequence[int], media: Iterable[MediaItem]) -> list[int]:
-    """What the fake model sees of a prompt: its ids, and numbers of the vectors that stand in place of some."""
+    """The input of the fake model: ids of the prompt, and numbers of the vectors in place of some."""
     seen = list(token_ids)
     for item in media:
         vectors = (place for places in vector_places(item) for place in places)

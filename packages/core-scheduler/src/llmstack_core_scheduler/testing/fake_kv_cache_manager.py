@@ -14,13 +14,13 @@ class FakeSessions:
     def begin(
         self, request_id: str, token_ids: Sequence[int], salt: str, num_found_tokens: int, owner: str, **facts: object
     ) -> None:
-        """It decides nothing here."""
+        """Does nothing: sessions decide nothing here."""
 
     def resume(self, num_lost_tokens: int) -> None:
-        """It decides nothing here."""
+        """Does nothing: sessions decide nothing here."""
 
     def end(self, request_id: str, num_tokens: int, ending: tuple[int, ...], token_ids: Sequence[int]) -> None:
-        """It decides nothing here."""
+        """Does nothing: sessions decide nothing here."""
 
     def take_returns(self) -> Sequence[tuple[str, str, float, int, int, str, float, str]]:
         """Returns nothing, since no session is known."""
@@ -69,7 +69,7 @@ class FakeKVCacheManager:
         return block_ids, len(block_ids) * self.block_size
 
     def look_ahead(self, request_id: str, token_ids: Sequence[int], max_num_blocks: int, salt: str = "") -> int:
-        """How many blocks are known beyond those that were looked up before, `max_num_blocks` at most."""
+        """The number of known blocks beyond those that were looked up before, `max_num_blocks` at most."""
         num_known = len(self.get_computed_blocks(request_id, token_ids, salt)[0])
         num_before = min(self._num_looked_up.get(request_id, 0), num_known)
         self._num_looked_up[request_id] = min(num_known, num_before + max_num_blocks)
@@ -189,7 +189,7 @@ class FakeKVCacheManager:
         return True
 
     def release_sessions(self, owner: str, name: str) -> tuple[int, int]:
-        """It knows of none."""
+        """Releases none: it knows of no sessions."""
         return 0, 0
 
     def _forget(self, block_ids: list[int]) -> None:

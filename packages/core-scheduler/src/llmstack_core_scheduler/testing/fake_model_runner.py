@@ -201,7 +201,7 @@ class FakeModelRunner:
         return sampled
 
     def _sample_nonsense(self, scheduled: ScheduledRequest) -> list[int]:
-        """What follows where the row's prefix is not what it should be."""
+        """Tokens of a row whose prefix is wrong: none that the right prefix would give."""
         row = self._rows[scheduled.request_id]
         if scheduled.num_computed_tokens + scheduled.num_scheduled_tokens < len(row.token_ids):
             return []

@@ -25,7 +25,7 @@ _EVENT: Final = struct.Struct("=HI")
 
 @dataclass(frozen=True, slots=True)
 class FirstMachine:
-    """Where machines meet.
+    """The address and keys of the machine where others join.
 
     Attributes:
         address: Where the first one listens, as `tcp://IP:port`; port 0 stands for a free one.

@@ -24,12 +24,12 @@ _LAUNCHERS = {"ray": "llmstack_parallel.ray_hosts:RayHosts"}
 
 
 def first_machine(hosts: HostsConfig, key_file: str | None) -> FirstMachine:
-    """Where the machines of an endpoint meet."""
+    """The machine of an endpoint where the others join."""
     return FirstMachine(hosts.address, key_file, hosts.heartbeat_timeout_s)
 
 
 def facts_of(hosts: HostsConfig) -> Facts:
-    """What is equal on all machines of an endpoint."""
+    """The facts that are equal on all machines of an endpoint."""
     return (("version", own_version()), ("--data-parallel-size", str(hosts.size)))
 
 

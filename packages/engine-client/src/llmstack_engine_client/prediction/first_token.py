@@ -59,7 +59,7 @@ class StepLimits(NamedTuple):
         )
 
     def load_before(self, load: EngineLoad, num_tokens: int) -> EngineLoad:
-        """What goes before a prompt of so many tokens, if shorter ones go first: of a long one that runs a step."""
+        """The load before a prompt of so many tokens, if shorter ones go first: of a long one that runs, a step."""
         most = self.max_num_row_tokens or self.max_num_tokens
         num_left = load.num_prefill_tokens
         if num_left <= max(LONG_NUM_STEPS * most, 2 * num_tokens):

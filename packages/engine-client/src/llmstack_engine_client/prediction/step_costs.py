@@ -56,7 +56,7 @@ class StepCosts:
 
 
 class Speed:
-    """How long the steps of the last seconds took, beside what a cost model says of them.
+    """The duration of the steps of the last seconds, beside the cost model's prediction.
 
     A machine that others use is faster now and slower then, which a fit over a thousand steps follows too late. And
     a fit of relative errors is near the usual step, which is shorter than the mean. Over many steps the mean decides.

@@ -76,11 +76,11 @@ class EngineProcess:
 
     @property
     def grace_s(self) -> float:
-        """How long `stop` waits before it kills."""
+        """The time that `stop` waits before it kills."""
         return self._grace_s
 
     def describe_end(self) -> str:
-        """How the process ended, for a message."""
+        """The end of the process in words, for a message."""
         status = self._popen.poll()
         if status is None:
             return "still running"
@@ -111,7 +111,7 @@ class EngineProcess:
 
     @property
     def look_interval_s(self) -> float:
-        """How often `look` is to be called; 0 for never."""
+        """The interval between calls of `look`; 0 for none."""
         return 0.0 if self._watch is None else self._watch.interval_s
 
     def terminate(self) -> None:

@@ -253,7 +253,7 @@ class RecoveringClient(ResumingClient):
             self._keep(asyncio.get_running_loop().create_task(self._client.shutdown()))
 
     def retire(self) -> None:
-        """It gets no further requests. Where it dies for good, its own end with an error each."""
+        """Gives the engine core no further requests. Where it dies for good, its own end with an error each."""
         self.share(lambda _requests, _are_suspects: False)
         self.drop_spares()
 
@@ -290,7 +290,7 @@ class RecoveringClient(ResumingClient):
             await self._resume(after)
 
     async def _find_cause(self, reason: str) -> tuple[str, bool]:
-        """How the engine core has ended, and whether that came from outside.
+        """The end of the engine core in words, and whether it came from outside.
 
         Raises:
             EngineDeadError: The program that runs it has stopped it.
@@ -312,7 +312,7 @@ class RecoveringClient(ResumingClient):
         return reason, is_outside
 
     def _note_crash(self, *, is_outside: bool) -> AfterCrash:
-        """What the end of the engine core says of the requests that it had received."""
+        """The consequences of a crash for the requests that the engine core had received."""
         deferred, self._deferred = self._deferred, []
         # The requests of a beam search go on together, or wait together: only the first one counts.
         running, unsent = (

@@ -20,7 +20,7 @@ class ReplicasClient(BalancedClient):
 
     @cached_property
     def _replicas(self) -> list[RecoveringClient]:
-        """Those with recovery, which are all that an endpoint with reloads has."""
+        """The replicas with recovery, which are all that an endpoint with reloads has."""
         return [client for client in self._clients if isinstance(client, RecoveringClient)]
 
     @property

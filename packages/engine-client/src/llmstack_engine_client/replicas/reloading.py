@@ -84,7 +84,7 @@ class ReloadingClient:
 
     @property
     def num_restarts(self) -> int:
-        """How often an engine core has been replaced after a crash."""
+        """The number of engine cores that were replaced after a crash."""
         return self._num_past_restarts + sum(client.num_restarts for client in self._clients())
 
     @property

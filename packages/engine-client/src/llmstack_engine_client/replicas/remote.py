@@ -84,7 +84,7 @@ class RemoteClient(RecoveringClient):
         self._has_changed.set()
 
     def displace(self) -> None:
-        """It is not to be used any more, until it has a place again."""
+        """Takes the engine core out of use, until it has a place again."""
         self._address = ""
         self._has_changed.set()
         if self.engines:
@@ -185,7 +185,7 @@ class RemoteClient(RecoveringClient):
         return ready
 
     def _lose(self) -> None:
-        """It has been away for too long: its requests end, where no other engine core can continue them."""
+        """Gives up an engine core that is away for too long: its requests end, where no other one can continue them."""
         self._is_lost = True
         self._hand_over(self._journal.request_ids, are_suspects=True)
         for request_id in self._journal.request_ids:

@@ -16,7 +16,7 @@ SURPLUS_WEIGHT: Final = 0.02
 
 
 class RoutingPolicy(StrEnum):
-    """How a replica is chosen."""
+    """The rule by which a replica is chosen."""
 
     EXACT = "exact"
     """Chooses by the tokens that each replica would have to compute, weighed against its load."""

@@ -22,7 +22,7 @@ _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.
 
 
 class BlockMissError(Exception):
-    """What was looked for is not on the disk as it was written.
+    """A file is not on the disk as it was written.
 
     Attributes:
         cause: One of `DISK_MISS_CAUSES`.

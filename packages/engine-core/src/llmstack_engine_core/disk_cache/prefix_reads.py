@@ -172,7 +172,7 @@ class PrefixReads:
         return [one.request for one in ready]
 
     def take_num_tokens(self, request_id: str) -> int:
-        """How many tokens of a request were read; once."""
+        """The number of tokens of a request that were read; once."""
         return self._num_tokens.pop(request_id, 0)
 
     def forget(self, request_ids: Collection[str]) -> None:

@@ -23,7 +23,7 @@ class Extent(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """How many they are."""
+        """The number of blocks."""
         return self.end - self.start
 
 
@@ -48,7 +48,7 @@ class PrefixStore:
         self._extent_blocks = min(max(MAX_EXTENT_BYTES // max(tags.bytes_per_block, 1), 1), MAX_EXTENT_BLOCKS)
 
     def follow_weights(self, ready: EngineReady) -> None:
-        """From now on blocks are those of the weights that `ready` names; no other ones are found."""
+        """Makes blocks those of the weights that `ready` names: no other ones are found after that."""
         self._tags = replace(self._tags, ready=ready)
 
     def chain(self, request: EngineCoreRequest, token_ids: Sequence[int]) -> Chain:
@@ -57,7 +57,7 @@ class PrefixStore:
         return Chain(Scope.of(self._secret, facts, request.tenant), self._block_size, token_ids, request.media)
 
     def find(self, chain: Chain, max_blocks: int) -> int:
-        """How many of the first blocks are on disk, up to a state if the model has states; nothing is read."""
+        """The number of first blocks on disk, up to a state if the model has states; nothing is read."""
         size, files, whole = self._extent_blocks, self.files, 0
         while whole + size <= max_blocks and chain.name(whole + size) in files:
             whole += size
@@ -72,7 +72,7 @@ class PrefixStore:
         return [Extent(first, min(first + size, end)) for first in range(start // size * size, end, size)]
 
     def num_bytes(self, extents: Sequence[Extent]) -> int:
-        """What is read of extents, and of the state behind them."""
+        """The bytes that are read of extents, and of the state behind them."""
         return sum(map(self._num_bytes, extents)) + self.bytes_per_state
 
     def content(self, chain: Chain, extent: Extent) -> tuple[bytearray, int]:

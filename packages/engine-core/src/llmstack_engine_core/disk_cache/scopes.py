@@ -118,7 +118,7 @@ class Chain:
         return self._tokens[start * self._block_bytes : end * self._block_bytes]
 
     def head(self, start: int, end: int) -> bytes:
-        """What blocks are, exactly: the digest of what is before them, their tokens, and the items among these."""
+        """An exact identity of blocks: the digest of all before them, their tokens, and the items among these."""
         head = self._digest(start) + self.tokens(start, end)
         if not self._items:
             return head
@@ -133,7 +133,7 @@ class Chain:
         return self._scope.digest(b"state" + self._digest(end)).hex()
 
     def _digest(self, end: int) -> bytes:
-        """That of the first `end` blocks. Made when it is asked for: of a prompt that is not on disk few ever are."""
+        """The digest of the first `end` blocks. It is made when asked for: few ever are for a prompt not on disk."""
         digests = self._digests
         if end >= len(digests):
             with self._lock:
@@ -143,7 +143,7 @@ class Chain:
 
 
 def _items_by_block(scope: Scope, media: Sequence[MediaItem], block_size: int, num_blocks: int) -> dict[int, bytes]:
-    """Of each block with vectors, the items that have them: a digest of all facts of each, and its place."""
+    """The items of each block with vectors: a digest of all facts of each, and its place."""
     found: dict[int, list[tuple[bytes, int]]] = {}
     for item in media:
         runs = [(places.start // block_size, -(-places.stop // block_size)) for places in vector_places(item)]

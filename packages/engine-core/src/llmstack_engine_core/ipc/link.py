@@ -10,7 +10,7 @@ _NUM_PARTS = 4  # of an identity
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a client reaches an engine core, besides its address.
+    """The way of a client to an engine core, besides its address.
 
     Attributes:
         key_file: Keys for a TCP address.

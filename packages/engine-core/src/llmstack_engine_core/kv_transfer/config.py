@@ -60,7 +60,7 @@ class TransferNetwork:
 
 @dataclass(frozen=True, slots=True)
 class KVTransferConfig:
-    """How this engine core exchanges KV blocks with others.
+    """Settings of the exchange of KV blocks with other engine cores.
 
     Attributes:
         kv_connector: The carrier of the blocks: `SharedMemoryConnector`, between engine cores of one host and user, or

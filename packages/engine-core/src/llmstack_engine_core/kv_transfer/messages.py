@@ -24,7 +24,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an export lies: the NIXL agent that has it, the address in its process, a CRC-32, and its tag."""
+    """The place of an export: the NIXL agent that has it, the address in its process, a CRC-32, and its tag."""
 
     metadata: Annotated[bytes, blob()]
     address: int

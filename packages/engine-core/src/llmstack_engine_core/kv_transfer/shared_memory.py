@@ -168,7 +168,7 @@ def _receive(peer: socket.socket, deadline_s: float) -> Message:
 
 
 def _read(peer: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
-    """So many bytes; each wait is as long as the time that is left."""
+    """Reads so many bytes; each wait is as long as the time that is left."""
     received = bytearray()
     while len(received) < num_bytes:
         left_s = deadline_s - time.monotonic()

@@ -47,7 +47,7 @@ class TagMaker:
         return _packed([request.tenant, *self._facts(request), pack_tokens(request.prompt_token_ids[:num_tokens])])
 
     def facts(self, request: EngineCoreRequest, form: str) -> bytes:
-        """What the request's blocks depend on besides tokens, in a form that `form` says more about.
+        """The facts besides tokens that the request's blocks depend on; `form` says more about them.
 
         Of two requests with equal facts each may find the blocks of the other one.
         """

@@ -49,7 +49,7 @@ def _joined(
 
 
 def _events(events: Sequence[RequestEvent], search_id: str, beams: Iterable[str], first: str) -> Iterator[RequestEvent]:
-    """Those of the first beam up to its end, preemptions of any, and the end of the last if none is left."""
+    """The events of the first beam up to its end, preemptions of any, and the end of the last if none is left."""
     own = [event for event in events if event.request_id in beams]
     last = own[-1] if own and _is_end(own[-1]) else None
     for event in events:

@@ -179,7 +179,7 @@ def _measured(log: StepRecording, workload: Workload) -> Times:
 
 
 def _shares(times: Times, usual: Times, of: Callable[[float], float]) -> tuple[float, float]:
-    """How much the two times differ from the usual ones, in parts of these.
+    """The differences of the two times from the usual ones, in parts of these.
 
     A first token that came at once counts as `MIN_TTFT` of the whole: a few milliseconds more or less are no matter.
     """

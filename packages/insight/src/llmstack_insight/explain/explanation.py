@@ -123,7 +123,7 @@ def _steps(history: History, facts: dict[str, Any]) -> str:
 
 
 def _earlier(history: History, facts: dict[str, Any]) -> Iterator[str]:
-    """What another engine core did, which has ended or given the request away."""
+    """Sentences on the work of another engine core, which has ended or given the request away."""
     earlier_s, num_tokens = history.earlier_s, history.num_resumed_tokens
     passed = f"It had come {to_text(earlier_s)} before, to another engine core" if earlier_s else ""
     if earlier_s:
@@ -194,7 +194,7 @@ def _decodes(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
 
 
 def _drafts(history: History, facts: dict[str, Any]) -> str:
-    """How many tokens were drafted, and how many of these were right, as the step after each says."""
+    """A sentence on the tokens that were drafted, and on the right ones, as the step after each says."""
     rows = [row for _, row in history.decodes]
     num_drafts = sum(len(row.draft_token_ids) for row in rows)
     if not num_drafts or history.num_beams:

@@ -92,7 +92,7 @@ class History:
         return next((record.media[self.request_id] for record in self.steps if self.request_id in record.media), ())
 
     def encoder_work_of(self, number: int, item: MediaItem) -> list[tuple[StepRecord, EncoderWork]]:
-        """What was done to encode one of its items, from when it began until its rows had read the item."""
+        """The encoder's work on one of its items, from its beginning until its rows had read the item."""
         last = [record for record, row in self.own if row.num_computed_tokens < item.end]
         if not last or not self.has_beginning:
             return []
@@ -107,7 +107,7 @@ class History:
         return [record for one, record in found.items() if one not in rows]
 
     def note_of(self, request_id: str) -> RequestNote:
-        """What else is known of a request."""
+        """The further facts of a request."""
         return self.notes.get(request_id, _NO_NOTE)
 
     def adapters(self, record: StepRecord) -> set[str]:

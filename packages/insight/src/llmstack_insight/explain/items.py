@@ -17,7 +17,7 @@ _NAMES: Final[Mapping[MediaKind, str]] = {
 
 
 def items(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
-    """Where the items of a prompt were found, and what the encoder did for the others."""
+    """Sentences on where the items of a prompt were found, and on the encoder's work for the others."""
     if not history.media or not history.has_beginning:
         return
     num_cached = history.num_cached_tokens

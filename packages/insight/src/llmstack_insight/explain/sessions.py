@@ -24,7 +24,7 @@ _WHY: Final[Mapping[str, str]] = {
 
 
 def session(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
-    """Where it goes on with the prompt of an earlier request: how much of it was found, and why not the rest."""
+    """Sentences on the earlier request whose prompt it goes on with: how much was found, and why not the rest."""
     went_on = history.note_of(history.request_id).went_on
     if went_on is None:
         return

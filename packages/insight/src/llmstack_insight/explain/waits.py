@@ -82,7 +82,7 @@ def _forgotten_s(history: History, queued_s: float) -> float:
 
 
 def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: ScheduledRequest) -> tuple[str, str]:
-    """What kept it from the steps for most of the time."""
+    """The cause that kept the request from the steps for most of the time."""
     if len(steps) == 1:
         return "step", f"it came during step {steps[0].stats.step}, which took {to_text(duration_of(steps[0]))}"
     places, budget, need = limits.max_num_seqs, limits.max_num_batched_tokens, len(row.new_block_ids)

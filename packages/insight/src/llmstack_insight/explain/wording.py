@@ -15,7 +15,7 @@ def to_count(number: int, what: str) -> str:
 
 
 def to_end(status: RequestStatus) -> str:
-    """How a request ended: `length limit`, `stopped`."""
+    """The end of a request in words: `length limit`, `stopped`."""
     if status is RequestStatus.FINISHED_LENGTH_CAPPED:
         return "length limit"
     return status.value.removeprefix("finished_").replace("_", " ")

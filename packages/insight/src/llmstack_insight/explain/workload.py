@@ -166,7 +166,7 @@ def _around(
 
 
 def workload_of_steps(log: StepRecording, request_id: str) -> Workload | None:
-    """The same from steps alone, whose prompts are lengths: each is a text of its own, with what it found cached."""
+    """The workload by steps alone, where prompts are lengths: each is a text of its own, with its cached tokens."""
     arrived = _arrived(log)
     if request_id not in arrived or _began_before(log, request_id):
         return None

@@ -148,7 +148,7 @@ class Shadow:
 
     @property
     def behind_s(self) -> float:
-        """How far the slower plane is behind what is known: what it could do already."""
+        """The time that the slower plane is behind the known inputs."""
         known_s = self._known_s(0.0)
         busy = [one.now_s for one in self._reruns or () if one.num_unfinished]
         waiting = [self._pending[0][0]] if self._pending and self._reruns is not None else []
@@ -156,7 +156,7 @@ class Shadow:
 
     @property
     def lag_s(self) -> float:
-        """How far the slower plane is behind the run, where it has work."""
+        """The time that the slower plane is behind the run, where it has work."""
         reruns = self._reruns
         if reruns is None:
             return 0.0

@@ -80,7 +80,7 @@ def read_message(stream: BinaryIO, max_bytes: int = MAX_MESSAGE_BYTES) -> Messag
 
 
 def _read_whole(stream: BinaryIO, num_bytes: int) -> bytes:
-    """So many bytes, or fewer at the end; a raw stream returns what there is."""
+    """Reads so many bytes, or fewer at the end; a raw stream returns what there is."""
     parts = bytearray()
     while len(parts) < num_bytes and (part := stream.read(num_bytes - len(parts))):
         parts += part

@@ -16,7 +16,7 @@ TURN_GROUPS = (1, 5, 20)
 
 @dataclass(slots=True)
 class AgentReport:
-    """What became of the sessions.
+    """The figures of simulated sessions.
 
     Each token of a prompt counts once: as found in the cache, or as computed for one of three causes.
 
@@ -61,7 +61,7 @@ class AgentReport:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all requests that have begun."""
+        """The prompt tokens of all requests that have begun."""
         return self.num_found_tokens + self.num_new_tokens + self.num_rounded_tokens + self.num_again_tokens
 
     @property

@@ -69,7 +69,7 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """What a policy found.
+    """The hits of a policy.
 
     Attributes:
         num_found_tokens: Of the prompts.
@@ -111,7 +111,7 @@ block from which on that holds."""
 
 
 def replay_cache(tree: PrefixTree, accesses: Sequence[Access], num_blocks: int) -> dict[str, PolicyResult]:
-    """What each policy finds of the requests, in their order.
+    """The hits of each policy over the requests, in their order.
 
     `lru` evicts what was used the longest ago. `oracle` evicts what is needed again last, or never (Belady).
     """
@@ -142,7 +142,7 @@ def _replay(tree: PrefixTree, accesses: Sequence[Access], num_blocks: int, rank:
 
 
 def _reach(needed: list[tuple[int, int]], ends: list[int]) -> int:
-    """How many blocks are there from the first on, where each chain has those before its end."""
+    """The number of blocks that are there from the first on, where each chain has those before its end."""
     for (_, needed_end), end in zip(needed, ends, strict=True):
         if end < needed_end:
             return end

@@ -38,7 +38,7 @@ class Condition:
         return is_equal_met or (value < self.limit if self.operator.startswith("<") else value > self.limit)
 
     def excess(self, figures: Figures) -> float:
-        """How far the figure lies beyond the limit, as a share of it; 0 where it is met."""
+        """The distance of the figure from the limit, as a share of it; 0 where the limit is kept."""
         value = figures.value(self.figure)
         if value is None:
             return inf

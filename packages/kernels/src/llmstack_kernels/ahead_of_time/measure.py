@@ -82,7 +82,7 @@ def parse_resources(text: str) -> dict[str, int]:
 
 
 def count_instructions(text: str) -> Counter[str]:
-    """How often each instruction, without its suffixes, is in a listing of machine code; ValueError where it is empty.
+    """Counts of instructions, without suffixes, in a listing of machine code; ValueError where it is empty.
 
     What only fills the end of the code (`NOP`) is not counted.
     """

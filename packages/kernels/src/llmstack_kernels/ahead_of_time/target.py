@@ -31,7 +31,7 @@ class Target:
     max_local_bytes: int = 0
 
     def blocks_per_sm(self, num_warps: int, registers: int, shared_bytes: int) -> int:
-        """How many blocks can be resident at once; 0 where not even one fits."""
+        """The number of blocks that can be resident at once; 0 where not even one fits."""
         registers_per_warp = -(-max(registers, 1) * WARP_SIZE // _REGISTER_UNIT) * _REGISTER_UNIT
         warps = min(_WARPS_PER_SM, _REGISTERS_PER_SM // registers_per_warp)
         shared = self.shared_bytes_per_sm // (shared_bytes + _RESERVED_SHARED_BYTES)

@@ -29,7 +29,7 @@ def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | Non
 def embedding_of_packed(
     ids: torch.Tensor, weight: PackedWeight, addend: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """The same from a table that a linear layer of this library has packed."""
+    """Embeddings out of a table that a linear layer of this library has packed."""
     ids = ids.contiguous()
     addend = None if addend is None else addend.contiguous()
     num_ids, size = ids.shape[0], weight.shape[1]

@@ -16,7 +16,7 @@ from llmstack_kernels.state_rows import StateRows
 
 @dataclass(frozen=True, slots=True)
 class DeltaRuleInputs:
-    """What the matrices of all heads learn from the tokens of a step.
+    """The inputs from which the matrices of all heads learn in a step.
 
     Value head h has the queries and keys of head h // (num_value_heads / num_key_heads), or with `is_tiled` those of
     head h % num_key_heads.

@@ -30,7 +30,7 @@ def _log_decay(shifted, speed, lowest, IS_BOUNDED: tl.constexpr):
 
 @triton.jit
 def _decay_places(head, key, key_dim, HAS_ROW_DECAYS: tl.constexpr):
-    """Where the decays of a head are, and which there are: one, or a column for the rows of its matrix."""
+    """The places of a head's decays: one, or a column for the rows of its matrix."""
     if HAS_ROW_DECAYS:
         place = (head * key_dim + key)[:, None]
         is_decay = (key < key_dim)[:, None]

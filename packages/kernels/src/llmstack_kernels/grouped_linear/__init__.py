@@ -35,7 +35,7 @@ class PackedExperts(Protocol):
 
     @property
     def num_experts(self) -> int:
-        """How many there are."""
+        """The number of experts."""
 
     @property
     def in_features(self) -> int:

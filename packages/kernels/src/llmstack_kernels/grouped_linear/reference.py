@@ -29,7 +29,7 @@ class ExpertByExpert:
 
     @property
     def num_experts(self) -> int:
-        """How many there are."""
+        """The number of experts."""
         return len(self._experts)
 
     @property

@@ -201,7 +201,7 @@ class TritonExperts:
 
     @property
     def num_experts(self) -> int:
-        """How many there are."""
+        """The number of experts."""
         return self._shape[0]
 
     @property

@@ -121,7 +121,7 @@ class BlockWeight:
         return self.stored().dequantize(dtype) if widened is None else widened.to(dtype)
 
     def addresses(self) -> torch.Tensor:
-        """Where the blocks of each output begin in memory: int64 [out_features]."""
+        """The addresses of the blocks of each output: int64 [out_features]."""
         rows = [part.data_ptr() + torch.arange(part.shape[0]) * part.stride(0) for part in self.parts]
         addresses = torch.cat(rows)
         return addresses if self.outputs is None else addresses[self.outputs]

@@ -34,7 +34,7 @@ MAX_SPLIT_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """How a layer is cut.
+    """The tiles of a layer and their programs.
 
     Attributes:
         block_k: Inputs that are read at once.
@@ -137,7 +137,7 @@ def _by_rule(weight_format: str, out_features: int, in_features: int, row_bits: 
 
 
 def _split(num_chunks: int, num_tiles: int, wanted_programs: int) -> int:
-    """So many parts that there are enough programs, none without chunks and few with too few."""
+    """The number of parts that gives enough programs: no part without chunks, and few with too few."""
     split_k = max(1, min(-(-wanted_programs // num_tiles), num_chunks // _MIN_CHUNKS))
     chunks_per_split = -(-num_chunks // split_k)
     return -(-num_chunks // chunks_per_split)

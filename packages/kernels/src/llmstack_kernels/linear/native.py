@@ -137,7 +137,7 @@ def blocks_are_finite(weight: BlockWeight) -> bool:
 
 
 def widen_blocks(weight: BlockWeight) -> torch.Tensor:
-    """What the blocks stand for, in one pass: float32 [out_features, in_features]."""
+    """The weights that the blocks stand for, in one pass: float32 [out_features, in_features]."""
     return widen(weight, require_library())
 
 
@@ -183,7 +183,7 @@ def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:
 
 
 def quantize_by(native: NativeLibrary, weight: torch.Tensor, scheme: str) -> QuantizedWeight:
-    """The same with the given library; for each group a scale that is as good as PyTorch's choice."""
+    """Quantizes with the given library; for each group a scale that is as good as PyTorch's choice."""
     rounding, quantized = quantization.find_scheme(scheme), quantization.empty_quantized(weight, scheme)
     factors = torch.tensor([share / rounding.largest for share in rounding.shares])
     rows = weight.contiguous()

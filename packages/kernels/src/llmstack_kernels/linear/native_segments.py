@@ -77,7 +77,7 @@ def pack_blocks(
 
 
 def widen(weight: BlockWeight, native: NativeLibrary) -> torch.Tensor:
-    """What the blocks stand for: float32 [out_features, in_features]."""
+    """The weights that the blocks stand for: float32 [out_features, in_features]."""
     widened = torch.empty(weight.shape)
     _call_with_blocks(native, "widen", weight, widened)
     return widened

@@ -21,7 +21,7 @@ SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class NativeOrderedLinear(OrderedLinear):
-    """The same with native code for the permutation."""
+    """A layer with permuted inputs, whose permutation is native code."""
 
     __slots__ = ("_native",)
 

@@ -109,7 +109,7 @@ class StoredWeight:
         return replace(self, numbers=numbers, scales=scales, zeros=zeros, group_size=size)
 
     def to(self, device: torch.device) -> StoredWeight:
-        """The same on another device."""
+        """The weight on another device."""
         zeros, table, order = (
             None if value is None else value.to(device) for value in (self.zeros, self.table, self.order)
         )
@@ -131,7 +131,7 @@ class StoredWeight:
         return torch.full(self.scales.shape, _MIDDLES[self.layout], dtype=torch.uint8, device=self.scales.device)
 
     def _widened(self, rows: slice) -> torch.Tensor:
-        """The same of some outputs in float32, with inputs in the order of columns."""
+        """The weights of some outputs in float32, with inputs in the order of columns."""
         in_features = self.shape[1]
         group_size = min(self.group_size, in_features)
         groups = F.pad(self.numbers[rows], (0, -in_features % group_size)).unflatten(1, (-1, group_size))

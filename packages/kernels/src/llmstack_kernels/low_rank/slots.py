@@ -156,7 +156,7 @@ class LowRankSlots(RowOrder):
 
     @property
     def num_launched_tiles(self) -> int:
-        """As of any order; fixed rows make one for each `num_tile_rows` of them at most, and one more for each slot."""
+        """The number of tiles for any order; fixed rows make one per `num_tile_rows` at most, and one more per slot."""
         most = len(self.adapters) + self.num_fixed_rows // self.num_tile_rows
         return min(self.num_fixed_rows, most) or len(self.host_tiles)
 

@@ -196,7 +196,7 @@ def _combine_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How contexts of a layer are cut; of its shape alone.
+    """The parts of contexts in a layer; they follow from its shape alone.
 
     Attributes:
         min_len: Length of a split in tokens; long contexts have splits of a multiple of it.
@@ -295,7 +295,7 @@ def _tile(operands: Operands) -> int:
 
 
 def _num_warps(operands: Operands, rows: int) -> int:
-    """So many that the registers of all hold a tile of queries, its scores and its sums."""
+    """The number of warps whose registers hold a tile of queries, its scores and its sums."""
     if rows <= 32:
         return 4
     return 16 if operands.is_wide and rows > 64 else 8

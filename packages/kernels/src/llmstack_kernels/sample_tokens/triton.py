@@ -37,7 +37,7 @@ _MANY_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """How a row is divided; by the vocabulary alone."""
+    """The blocks of a row; they follow from the vocabulary alone."""
 
     block: int
     num_blocks: int

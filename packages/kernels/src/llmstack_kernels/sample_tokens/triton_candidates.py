@@ -87,7 +87,7 @@ def gather(
     NUM_BLOCKS: tl.constexpr,
     NUM_CANDIDATES: tl.constexpr,
 ):
-    """How many tokens of the chosen blocks reach the bound; stores the first of them in the order of ids."""
+    """Stores the first tokens of the chosen blocks that reach the bound, by id; returns how many reach it."""
     num_chosen = tl.sum(is_chosen.to(tl.int32), axis=0)
     places = tl.cumsum(is_chosen.to(tl.int32), axis=0) - 1
     tl.store(chosen_blocks + places, tl.arange(0, NUM_BLOCKS), mask=is_chosen)
@@ -166,7 +166,7 @@ def _num_kept(ranked, num_candidates, target, top_p):
 
 @triton.jit
 def _ranks(candidates, values, num_candidates, NUM_CANDIDATES: tl.constexpr):
-    """How many candidates go before each: larger ones, and equal ones of lower ids."""
+    """The number of candidates before each: larger ones, and equal ones of lower ids."""
     places = tl.arange(0, NUM_CANDIDATES)
     ranks = tl.zeros((NUM_CANDIDATES,), dtype=tl.int32)
     for start in range(0, num_candidates, _RANK_TILE):

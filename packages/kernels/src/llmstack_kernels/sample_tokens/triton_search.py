@@ -180,7 +180,7 @@ def _probes(low, high, share, is_even):
 
 @triton.jit
 def _amounts_reaching(row, sharpness, probes, IS_COUNT: tl.constexpr, TILE: tl.constexpr):
-    """How many tokens reach each probe, or their mass: one pass over the row. float64 [_NUM_PROBES]"""
+    """The number of tokens that reach each probe, or their mass, in one pass over the row: float64 [_NUM_PROBES]."""
     sums = tl.zeros((_NUM_PROBES, TILE), dtype=tl.float32)
     # Two tiles are on their way while one is worked on, here and below.
     logits, following = _load_tile(row, 0, TILE), _load_tile(row, TILE, TILE)

@@ -15,7 +15,7 @@ from llmstack_kernels.state_rows import StateRows
 
 @dataclass(frozen=True, slots=True)
 class SelectiveInputs:
-    """What the states of all channels take in from the tokens of a step.
+    """The inputs that the states of all channels take in during a step.
 
     Rows of the first four may be slices of wider ones.
 
@@ -42,7 +42,7 @@ def selective_scan(
     states: torch.Tensor,  # [num_blocks, state_size, num_channels] float32; blocks may be apart
     rows: StateRows,
 ) -> torch.Tensor:  # [num_tokens, num_channels], of the type of `inputs.x`
-    """What the states answer, which change token by token.
+    """The outputs of the scan; the states change token by token.
 
     Of each token and channel, with step = softplus(step + step_bias), and S a column of the states:
 

@@ -16,7 +16,7 @@ from llmstack_kernels.state_rows import StateRows
 
 @dataclass(frozen=True, slots=True)
 class ScanInputs:
-    """What the states of all heads take in from the tokens of a step.
+    """The inputs that the states of all heads take in during a step.
 
     Head h has the B and C of group h // (num_heads / num_groups).
 
@@ -43,7 +43,7 @@ def state_space_scan(
     states: torch.Tensor,  # [num_blocks, num_heads, state_size, head_dim] float32; blocks may be apart
     rows: StateRows,
 ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim], of the type of `inputs.mixed`
-    """What the states answer, which change token by token.
+    """The outputs of the scan; the states change token by token.
 
     Of each token and head, with step = softplus(step + step_bias) within the limits:
 

@@ -105,7 +105,7 @@ def read_vectors(value: object, limits: AdmissionLimits, param: str) -> tuple[in
 
 
 def digest_of(kind: str, dtype: str, width: int, data: bytes | memoryview) -> bytes:
-    """What names given vectors: each part with its length before it, so that no two lists of parts read the same."""
+    """The name of given vectors: a digest of all parts, each behind its length, so that no two lists read the same."""
     digest = hashlib.sha256()
     for part in (kind.encode(), dtype.encode(), str(width).encode(), data):
         digest.update(len(part).to_bytes(8, "little"))

@@ -117,7 +117,7 @@ def check_text(param: str, text: str) -> None:
 
 
 def check_sleep_level(level: object) -> int:
-    """How much an engine core frees while it sleeps: 1 for the KV storage, 2 for the weights too."""
+    """Checks the level of sleep: 1 frees the KV storage of an engine core, 2 the weights too."""
     if type(level) is not int or level not in (1, 2):
         raise InvalidRequestError("level must be 1 or 2.", param="level", code="invalid_value")
     return level

@@ -147,7 +147,7 @@ class LaidOutChat(NamedTuple):
 
 
 class _Spellings(NamedTuple):
-    """How special tokens are found in texts.
+    """The spellings of special tokens, as patterns that find them in texts.
 
     Attributes:
         whole: Matches any of them, the longest first.
@@ -163,7 +163,7 @@ class _Spellings(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Iterable[str]) -> _Spellings:
-        """Those of a tokenizer's tokens, which are escaped: no pattern comes from a user."""
+        """The spellings of a tokenizer's tokens, which are escaped: no pattern comes from a user."""
         longest_first = sorted(filter(None, tokens), key=len, reverse=True)
         marked = [token for token in longest_first if not token[0].isalnum()]
         beginnings = frozenset(token[:size] for token in marked for size in range(1, len(token)))

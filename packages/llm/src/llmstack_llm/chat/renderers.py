@@ -31,7 +31,7 @@ _KINDS_OF_PAGE: Final[tuple[MediaKind, ...]] = ("image", "audio")
 
 
 class PictureLimits(NamedTuple):
-    """What may come as pictures.
+    """Limits of pictures in requests.
 
     Attributes:
         max_items: Pictures in one conversation.
@@ -45,7 +45,7 @@ class PictureLimits(NamedTuple):
 
 
 class SoundLimits(NamedTuple):
-    """What may come as sounds.
+    """Limits of sounds in requests.
 
     Attributes:
         max_items: Sounds in one conversation.
@@ -57,7 +57,7 @@ class SoundLimits(NamedTuple):
 
 
 class ChatFacts(NamedTuple):
-    """What a page for chats needs to know of a model.
+    """Facts about a model for a page with chats.
 
     Attributes:
         has_template: Whether the model has a chat template; without one messages are joined by newlines.
@@ -137,7 +137,7 @@ class ChatRenderers:
 def chat_facts(
     renderers: ChatRenderers, model_config: ModelConfig, limits: AdmissionLimits, media: MediaProcessor | None
 ) -> ChatFacts | None:
-    """What a page for chats needs to know; None for a model that does not complete text."""
+    """Facts for a page with chats; None for a model that does not complete text."""
     if not limits.is_generative:
         return None
     renderer = renderers.pick(has_tools=False)

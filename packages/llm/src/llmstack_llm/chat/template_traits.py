@@ -11,7 +11,7 @@ _SHAPE_TESTS = ("string", "iterable", "sequence", "mapping")
 
 
 class ContentFormat(NamedTuple):
-    """How a message's content is given to a template.
+    """The form in which a template gets the content of a message.
 
     Attributes:
         keeps_parts: A list of parts stays one; otherwise their texts are joined.

@@ -80,7 +80,7 @@ class MediaInputOptions(MediaSettings, OptionGroup):
     )
 
     def media_input_options(self, max_items: Mapping[str, int], whole: str) -> MediaOptions:
-        """What the front end gets; `max_items` are those of `--limit-mm-per-prompt`, `whole` as in `MediaOptions`."""
+        """The options for the front end; `max_items`: by `--limit-mm-per-prompt`, `whole`: as in `MediaOptions`."""
         given = self.media_io_kwargs or {}
         colour = given.get("image", {}).get("rgba_background_color")
         video = dict(given.get("video", {}))

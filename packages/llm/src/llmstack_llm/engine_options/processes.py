@@ -147,7 +147,7 @@ class EngineProcessOptions(ParallelSettings, ProcessSettings, OptionGroup):
 
     @property
     def launcher(self) -> DistributedExecutorBackend:
-        """What starts ranks: on several machines this command on each, which vLLM calls `mp` as well."""
+        """The launcher of ranks: on several machines this command on each, which vLLM calls `mp` as well."""
         named = self.distributed_executor_backend or "mp"
         return "external_launcher" if self.nnodes > 1 and named == "mp" else named
 

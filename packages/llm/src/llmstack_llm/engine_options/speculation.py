@@ -82,7 +82,7 @@ def _default_num_drafts(method: str, value: Mapping[str, object]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DraftModelOptions:
-    """What `--speculative-config` says of a draft model, under vLLM's names.
+    """The fields of `--speculative-config` about a draft model, under vLLM's names.
 
     Attributes:
         revision: Of its repository; None for the main branch.
@@ -126,7 +126,7 @@ def draft_head_of(speculative: Mapping[str, object] | None) -> str:
 
 
 def of_scheduler(speculative: Mapping[str, object]) -> Mapping[str, object]:
-    """What of a checked `--speculative-config` the scheduler receives."""
+    """The fields of a checked `--speculative-config` that the scheduler receives."""
     without = {*_DRAFT_MODEL_KEYS, *(["model"] if speculative["method"] == "mtp" else [])}
     return {name: entry for name, entry in speculative.items() if name not in without}
 

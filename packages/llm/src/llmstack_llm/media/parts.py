@@ -52,7 +52,7 @@ class MediaPart:
 
 
 class MediaMark(NamedTuple):
-    """What stands in a message in place of a media part. No request can hold one."""
+    """A mark in a message in place of a media part. No request can hold one."""
 
     kind: MediaKind
 

@@ -29,7 +29,7 @@ class OpenedMedia(Protocol):
 
     @property
     def pieces(self) -> Sequence[tuple[str, int]]:
-        """What stands in the prompt: texts, and how many vectors replace each, which then is one special token."""
+        """The text in the prompt: pieces, each with the number of vectors that replace it as one special token."""
         ...
 
     async def prepare(self) -> PreparedMedia:
@@ -88,7 +88,7 @@ class MediaStats(Protocol):
 
     @property
     def num_hits(self) -> int:
-        """Those that it had."""
+        """The number of lookups that found their item."""
         ...
 
     @property
@@ -117,12 +117,12 @@ class MediaProcessor(AsyncClosing, Protocol):
 
     @property
     def symbols(self) -> Mapping[MediaKind, MediaSymbols]:
-        """Of each kind that the model takes."""
+        """The symbols of each kind that the model takes."""
         ...
 
     @property
     def stats(self) -> MediaStats:
-        """What has been done so far."""
+        """Counts of the work so far."""
         ...
 
     @property
@@ -132,7 +132,7 @@ class MediaProcessor(AsyncClosing, Protocol):
 
     @property
     def max_bytes(self) -> int:
-        """Of an item as it comes."""
+        """The largest size of an item as it comes, in bytes."""
         ...
 
     @property

@@ -70,7 +70,7 @@ class ServedMedia(ClosingParts):
 
     @property
     def stats(self) -> MediaStats:
-        """What has been done so far."""
+        """Counts of the work so far."""
         return self._front.stats
 
     async def open_all(
@@ -106,7 +106,7 @@ class ServedMedia(ClosingParts):
         return GivenVectors(self._pieces(num_vectors, f"{part.param}.type"), digest, data)
 
     def _pieces(self, num_vectors: int, param: str) -> list[tuple[str, int]]:
-        """What stands in the prompt for so many vectors: what stands for a picture in one run."""
+        """The text in the prompt for so many vectors: that of a picture in one run."""
         if (images := self._front.processors.image) is None:
             raise request_errors.unsupported_parameter(param, "this model takes no pictures")
         processor = images.for_detail("low")
@@ -122,7 +122,7 @@ class ServedMedia(ClosingParts):
 
 
 def make_fetcher(options: MediaOptions) -> Fetcher:
-    """What fetches media under the policy of these options."""
+    """The fetcher of media under the policy of these options."""
     from llmstack_media.fetch.fetcher import Fetcher
     from llmstack_media.fetch.policy import FetchPolicy
 

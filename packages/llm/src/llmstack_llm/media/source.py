@@ -19,7 +19,7 @@ _ID_BYTES: Final = 4
 
 
 class SourcePrompts:
-    """What a model with an encoder and a decoder makes of a prompt.
+    """Prompts of a model with an encoder and a decoder.
 
     Attributes:
         max_tokens: The longest prompt that the encoder takes.

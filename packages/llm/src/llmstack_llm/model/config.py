@@ -100,7 +100,7 @@ class ModelConfig:
 
     @property
     def label_pooling(self) -> PoolingType | None:
-        """What the head of a classifier reads, where its configuration says so."""
+        """The pooling of a classifier's head, where its configuration says so."""
         return PoolingType.MEAN if self.hf_config.get("classifier_pooling") == "mean" else None
 
     @property

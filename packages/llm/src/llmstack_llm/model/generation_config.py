@@ -59,7 +59,7 @@ def sampling_defaults(
 
 
 def _origin(generation: Mapping[str, object], source: str) -> str:
-    """Where sampling defaults come from, for a line of the log."""
+    """The source of the sampling defaults, for a line of the log."""
     if source != "auto":
         return f"the given {FILE_NAME}"
     name = generation.get("registered_name")  # the file of a GGUF model that is registered under a name

@@ -111,7 +111,7 @@ class LLM(OfflinePooling):
 
     @property
     def model_config(self) -> ModelConfig:
-        """What is known of the model, such as `max_model_len`."""
+        """The facts of the model, such as `max_model_len`."""
         return self.llm_engine.model_config
 
     def __getattr__(self, name: str) -> NoReturn:

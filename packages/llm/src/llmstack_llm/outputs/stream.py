@@ -40,7 +40,7 @@ class GenerationStream(AsyncIterator[RequestOutput], AbstractAsyncContextManager
         self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._fail, error)
 
     def follow(self, take: Callable[[RequestOutput], bool]) -> None:
-        """From now on `take` gets each output while the iterator waits for one, without a turn of its task.
+        """Hands each output to `take` while the iterator waits for one, without a turn of its task.
 
         What `take` refuses, by False, comes from the iterator, and so does the last output of each request.
         """

@@ -52,7 +52,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers it has."""
+        """The number of values of the vector."""
         return len(self.embedding)
 
 
@@ -64,13 +64,13 @@ class ClassificationOutput:
 
     @property
     def num_classes(self) -> int:
-        """How many labels there are."""
+        """The number of labels."""
         return len(self.probs)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How well a pair of texts fits."""
+    """The score of a pair of texts."""
 
     score: float
 

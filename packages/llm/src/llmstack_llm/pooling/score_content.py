@@ -14,7 +14,7 @@ from llmstack_llm.media.served import KINDS
 
 @dataclass(frozen=True, slots=True)
 class ScoreContent:
-    """What stands in place of a text: texts and pictures, as in a message of the user.
+    """The content in place of a text: texts and pictures, as in a message of the user.
 
     Attributes:
         parts: Checked, but for whether the model takes such pictures.

@@ -40,7 +40,7 @@ def stretches(levels: Sequence[float], max_levels: int) -> Iterator[Stretch]:
 
 
 class Cut(NamedTuple):
-    """Where a passage ends, in levels.
+    """The end of a passage, in levels.
 
     Attributes:
         is_known: Whether it ends at `place`, whatever follows. Otherwise it ends there or later.
@@ -51,7 +51,7 @@ class Cut(NamedTuple):
 
 
 def voiced_stretch(levels: Sequence[float], start: int, stop: int) -> Stretch | None:
-    """What of a passage is not silent, with a margin; None where all of it is."""
+    """The part of a passage that is not silent, with a margin; None where all of it is."""
     first = next((index for index in range(start, stop) if levels[index] > SILENCE), None)
     if first is None:
         return None

@@ -42,7 +42,7 @@ _WORD_ENDS: Final = ".,;:!?…"
 
 @dataclass(slots=True)
 class _Draft:
-    """What is known of a stretch that still grows.
+    """The draft of a stretch that still grows.
 
     Attributes:
         head: The sample from which on words are looked at again. The text before it is said, and will be as it is.
@@ -182,7 +182,7 @@ class LiveTranscriber(Transcriber):
         return segments, covered
 
     async def _drafted(self, at: int | None) -> str:
-        """What there is to say after another look at the end of the sound; `at` is where its stretch begins."""
+        """The new text after another look at the end of the sound; `at` is where its stretch begins."""
         live = self._live
         if at is None:
             self.num_covered = live.num_samples
@@ -229,7 +229,7 @@ class LiveTranscriber(Transcriber):
             draft.move(tokens, answer.text[:num_chars], num_samples)
 
     async def _read_again(self, draft: _Draft, stop: int) -> Answer | None:
-        """What the model reads in the sound from a draft's head to a sample; None where it is noise or repeats itself.
+        """The model's answer to the sound from a draft's head to a sample; None for noise, or if it repeats itself.
 
         A doubtful answer counts: the first words of a sentence are improbable without the next ones.
         """
@@ -244,7 +244,7 @@ class LiveTranscriber(Transcriber):
         return None if is_noise or answer.is_repetitive else answer
 
     def _say(self, segments: Sequence[Segment], draft: str = "") -> str:
-        """What is new in the text of further segments, or in that of a draft behind all settled ones."""
+        """The new part of the text of further segments, or of a draft behind all settled ones."""
         base = self.text
         self.settled += segments
         if draft:
@@ -257,7 +257,7 @@ class LiveTranscriber(Transcriber):
         return delta
 
     async def _run(self, prompt: RenderedPrompt, sampling: Mapping[str, object]) -> CompletionOutput:
-        """As of a file, but begun again where the engine core that had it died."""
+        """Runs a window as of a file, but begins again where the engine core that had it died."""
         for _ in range(_MAX_LOSSES):
             try:
                 return await super()._run(prompt, sampling)
@@ -284,7 +284,7 @@ def agreed_text(before: str, after: str, *, is_paused: bool) -> str:
 
 
 def continued(said: str, text: str) -> tuple[str, str]:
-    """What a text has behind what was said of it; and what was said behind the end of the text."""
+    """The part of a text behind all that was said of it; and the said part behind the end of the text."""
     if text.startswith(said):
         return text[len(said) :], ""
     if said.startswith(text):

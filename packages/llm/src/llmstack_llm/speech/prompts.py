@@ -61,7 +61,7 @@ def read_sound_prompt(prompt: Mapping[str, object], tokenizer: Tokenizer | None,
 
 
 def _divided(prompt: Mapping[str, object], param: str) -> tuple[Mapping[str, object], Mapping[str, object]]:
-    """What has the sound, and what has the tokens; both the prompt itself where it is not divided."""
+    """The two parts of a prompt, with the sound and with the tokens; both the whole where it is not divided."""
     if all(prompt.get(key) is None for key in _PAIR_KEYS):
         return prompt, prompt
     _refuse_others(prompt, _PAIR_KEYS, param)

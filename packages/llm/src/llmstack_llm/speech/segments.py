@@ -12,7 +12,7 @@ from llmstack_model_files import SpeechTokens
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What is said between two times of a file.
+    """The words between two times of a file.
 
     Attributes:
         start_s: Seconds from the beginning of the file.

@@ -55,7 +55,7 @@ class WindowOpener(Protocol):
 
     @property
     def stats(self) -> MediaStats:
-        """What has been done so far."""
+        """Counts of the work so far."""
         ...
 
     def token_starts(self, weights: memoryview, num_tokens: int, num_samples: int) -> list[float]:
@@ -81,7 +81,7 @@ class WindowOpener(Protocol):
 
 @dataclass(slots=True)
 class SpeechCounts:
-    """What was transcribed since the start, in seconds.
+    """Seconds of sound transcribed since the start.
 
     Attributes:
         sound_s: Of files that have a transcript.
@@ -126,7 +126,7 @@ class SoundOpener(AsyncClosing, Protocol):
         ...
 
     async def fetch(self, url: str, tenant: str = "", param: str = "file_url") -> Sound:
-        """The same of what a URL names; it must be allowed."""
+        """Opens the sound that a URL names; it must be allowed."""
         ...
 
     async def begin(self, given_rate: int, tenant: str = "") -> LiveSound:
@@ -143,7 +143,7 @@ class SoundOpener(AsyncClosing, Protocol):
 
 
 class Detection(NamedTuple):
-    """What the start of a window tells.
+    """The language and the speech at the start of a window.
 
     Attributes:
         no_speech_prob: Probability that there is no speech.
@@ -192,7 +192,7 @@ class Speech:
 
     @property
     def stats(self) -> MediaStats:
-        """What has been done so far, for metrics."""
+        """Counts of the work so far, for metrics."""
         return self._windows.stats
 
     async def open(
@@ -301,7 +301,7 @@ class Speech:
         return start if timestamps else [*start, tokens.no_timestamps]
 
     def read_detection(self, output: CompletionOutput) -> Detection:
-        """What the output of a `detection` tells.
+        """The result of the output of a `detection`.
 
         Raises:
             ValueError: It has no log-probabilities.

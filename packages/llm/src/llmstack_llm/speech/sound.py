@@ -16,7 +16,7 @@ class Sound(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Of the whole file."""
+        """The samples of the whole file."""
         ...
 
     @property

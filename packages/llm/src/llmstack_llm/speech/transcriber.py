@@ -43,7 +43,7 @@ _POOLED: Final = ("priority", "cache_salt", "tenant")
 
 
 class Engine(Protocol):
-    """What runs the windows; `AsyncLLM` is one."""
+    """The engine that runs the windows; `AsyncLLM` is one."""
 
     async def submit(self, *requests: GenerationRequest) -> GenerationStream: ...
     async def get_tokenizer(self, param: str = ...) -> Tokenizer: ...
@@ -55,7 +55,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a file.
+    """The options for one file.
 
     Attributes:
         request_id: The ids of windows begin with it.
@@ -85,7 +85,7 @@ class Asked:
 
 
 class Answer(NamedTuple):
-    """What the model wrote for a window.
+    """The model's answer for a window.
 
     Attributes:
         text: That of all passages.
@@ -225,7 +225,7 @@ class Transcriber:
         return [one for one in made if one.text.strip()], covered
 
     def _covered(self, passages: list[Passage], seek: int, stop: int, end: int) -> int:
-        """Where the next window begins: the end of this one, unless its answer ends before what is said there."""
+        """The start of the next window: the end of this one, unless its answer ends before what is said there."""
         rate, level_samples = self._sound.rate, self._sound.level_samples
         steps = [passage.end for passage in passages if passage.end is not None]
         if not steps:

@@ -72,7 +72,7 @@ def _joined(parts: Sequence[Word]) -> list[Word]:
 
 
 def _with_opening(words: Sequence[Word]) -> list[Word]:
-    """What opens, such as a quotation mark behind a space, goes to the word behind it."""
+    """Joins opening marks, such as a quotation mark behind a space, to the word behind them."""
     kept: list[Word] = []
     for word in reversed(words):
         if kept and word.text.startswith(" ") and word.text.strip() in _OPENING:
@@ -83,7 +83,7 @@ def _with_opening(words: Sequence[Word]) -> list[Word]:
 
 
 def _with_closing(words: Sequence[Word]) -> list[Word]:
-    """What closes, such as a comma, goes to the word before it, whose time it does not change."""
+    """Joins closing marks, such as a comma, to the word before them, whose time they do not change."""
     kept: list[Word] = []
     for word in words:
         if kept and not kept[-1].text.endswith(" ") and word.text in _CLOSING:

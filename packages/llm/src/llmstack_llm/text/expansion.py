@@ -46,7 +46,7 @@ def _steps(settings: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _factor(step: Mapping[str, Any]) -> float:
-    """How many characters a step may make of one."""
+    """The most characters that a step may make of one."""
     kind = step.get("type")
     if kind == "Prepend":  # also in front of what follows a special token
         return max(1, len(step["prepend"]))

@@ -121,7 +121,7 @@ class Tokenizer:
         return _encode(backend, [text], add_special_tokens=add_special_tokens)[0].ids
 
     def num_special_tokens(self, *, is_pair: bool = False) -> int:
-        """How many tokens the post-processor adds to one text, or to a pair."""
+        """The number of tokens that the post-processor adds to one text, or to a pair."""
         return self.backend.num_special_tokens_to_add(is_pair)
 
     def encode_texts(

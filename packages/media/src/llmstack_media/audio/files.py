@@ -96,7 +96,7 @@ class SoundFiles:
         folder: str | None = None,
         max_disk_bytes: int = 4 << 30,
     ) -> None:
-        """What limits them.
+        """Takes the limits of the files.
 
         Args:
             rate: Of the model, in Hz.

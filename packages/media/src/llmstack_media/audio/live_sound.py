@@ -40,7 +40,7 @@ class LiveSound:
     def __init__(
         self, file: BinaryIO, given_rate: int, rate: int, shares: Shares, tenant: str, max_s: float
     ) -> None:  # fmt: skip
-        """What comes in has `given_rate`, one of `PCM_RATES`, and becomes `rate`; `file` is this object's.
+        """Sound comes at `given_rate`, one of `PCM_RATES`, and becomes `rate`; `file` is this object's.
 
         `shares`: Of the disk, in bytes. `max_s`: Seconds that it may have.
         """

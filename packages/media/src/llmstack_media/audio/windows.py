@@ -83,7 +83,7 @@ class WindowFront:
 
     @property
     def stats(self) -> MediaStats:
-        """What has been done so far, for metrics."""
+        """Counts of the work so far, for metrics."""
         return MediaStats(self._store.num_queries, self._store.num_hits, self._num_bytes, 0.0, {}, {})
 
     async def open(

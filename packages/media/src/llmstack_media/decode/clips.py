@@ -54,7 +54,7 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
 
 
 def read_clip(data: bytes, limits: MediaLimits) -> Clip:
-    """What the headers of a video say; no pixel is decoded.
+    """The size and frames of a video by its headers; no pixel is decoded.
 
     Raises:
         InvalidRequestError: It is neither an animated picture nor a list of pictures, is damaged, or exceeds a limit.
@@ -179,7 +179,7 @@ def _behind_blocks(data: bytes, at: int) -> int:
 
 
 def _webp_durations(data: bytes) -> list[float]:
-    """The same of an animated WebP, from its chunks."""
+    """The durations of the frames of an animated WebP, from its chunks."""
     durations: list[float] = []
     at = 12
     while at + 8 <= len(data):
@@ -191,7 +191,7 @@ def _webp_durations(data: bytes) -> list[float]:
 
 
 def _png_durations(data: bytes) -> list[float]:
-    """The same of an animated PNG, from its chunks."""
+    """The durations of the frames of an animated PNG, from its chunks."""
     durations: list[float] = []
     at = 8
     while at + 8 <= len(data):

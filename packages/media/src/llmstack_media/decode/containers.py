@@ -17,7 +17,7 @@ _SHOWN_OF_VP8: Final = 0x10
 
 
 class Shots(NamedTuple):
-    """What a container says of its first video.
+    """The facts of a container about its first video.
 
     Attributes:
         num_frames: Counted, whatever a header says.

@@ -15,7 +15,7 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """What may be fetched; by default nothing but `data:`.
+    """The URLs that may be fetched; by default `data:` alone.
 
     Attributes:
         domains: Hosts that are allowed: by name, all below `*.name`, or every public host by `*`.

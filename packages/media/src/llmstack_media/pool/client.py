@@ -78,7 +78,7 @@ class PicturePool(ClosingParts):
         return num_samples
 
     async def count(self, data: bytes, processor: ItemProcessor[Any]) -> tuple[ImageLayout, int]:
-        """What an item becomes, and the pixels or samples that are decoded for it; raises as the methods above."""
+        """The layout of an item, and the pixels or samples that are decoded for it; raises as the methods above."""
         if isinstance(processor, SoundProcessor):
             num_samples = await self.num_samples(data, min(processor.max_s, self._limits.max_audio_s))
             return processor.layout(num_samples), num_samples

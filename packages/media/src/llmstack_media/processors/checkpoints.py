@@ -60,7 +60,7 @@ _OLDER_NAMES = {
 
 
 class Processors(NamedTuple):
-    """What prepares each kind of item of a model; None for a kind that it does not take."""
+    """The processor of each kind of item of a model; None for a kind that it does not take."""
 
     image: ImageProcessor | None = None
     video: VideoProcessor | None = None
@@ -68,7 +68,7 @@ class Processors(NamedTuple):
 
     @property
     def pictures(self) -> ImageProcessor:
-        """That of pictures.
+        """The processor of pictures.
 
         Raises:
             ProcessorConfigError: The model takes none.
@@ -116,7 +116,7 @@ def image_processor(
     tokenizer: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> ImageProcessor:
-    """That for pictures alone; arguments and errors as of `processors`."""
+    """The processor of a model with pictures alone; arguments and errors as of `processors`."""
     return _image_processor(CheckpointFiles(preprocessor or {}, processor or {}, tokenizer or {}, model or {}))
 
 

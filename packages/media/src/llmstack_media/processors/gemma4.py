@@ -69,7 +69,7 @@ class Gemma4ImageProcessor(ImageProcessor):
 
     @property
     def _side(self) -> int:
-        """Of the square of one vector, in pixels."""
+        """The side of the square of one vector, in pixels."""
         return self.patch_size * self.pooling_kernel_size
 
     def _layout(self, height: int, width: int) -> ImageLayout:

@@ -157,6 +157,6 @@ class Idefics3ImageProcessor(ImageProcessor):
 
 
 class SmolVLMImageProcessor(Idefics3ImageProcessor):
-    """The same under another name."""
+    """Idefics3's processor under the name of SmolVLM."""
 
     name: ClassVar[str] = "SmolVLMImageProcessor"

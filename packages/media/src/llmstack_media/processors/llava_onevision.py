@@ -36,7 +36,7 @@ _LEAST_RATIO = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
-    """Of several pictures each is cut into tiles, as the reference does with a flat list of them.
+    """Cuts each of several pictures into tiles, as the reference does with a flat list of them.
 
     Attributes:
         max_tiles: As many tiles of patches are kept of a picture beside the whole of it; more are made fewer.
@@ -145,7 +145,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         return math.ceil(self.side // self.patch_size / 2) ** 2
 
     def _choose(self, clip: Clip) -> Sequence[int]:
-        """Of a list all, unless their number is limited; else evenly, by transformers' arithmetic."""
+        """The frames: all of a list, unless their number is limited; else evenly, by transformers' arithmetic."""
         total = clip.num_frames
         count = float(total)
         if self.fps and not clip.is_list:

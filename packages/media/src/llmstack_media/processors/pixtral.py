@@ -75,7 +75,7 @@ class PixtralImageProcessor(ImageProcessor):
 
     @classmethod
     def _side(cls, files: CheckpointFiles, patch_size: int, merge_size: int) -> int:
-        """What the reference's processor gives to its image processor."""
+        """The side in the call of the image processor by the reference's processor."""
         return patch_size * merge_size
 
     def layout(self, width: int, height: int) -> ImageLayout:
@@ -117,7 +117,7 @@ class LightOnOcrImageProcessor(PixtralImageProcessor):
 
     @classmethod
     def _side(cls, files: CheckpointFiles, patch_size: int, merge_size: int) -> int:
-        """That of its own file, which must be whole vectors."""
+        """The side in its own file, which must be whole vectors."""
         side = size_of(files.image.get("patch_size"), "patch_size", {"height": 16, "width": 16}, is_square=True)
         if len(set(side.values())) != 1 or (found := next(iter(side.values()))) % (patch_size * merge_size):
             raise ProcessorConfigError(f"patch_size must be a multiple of {patch_size * merge_size}")

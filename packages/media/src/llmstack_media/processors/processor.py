@@ -32,7 +32,7 @@ MAX_RESIZED_PIXELS = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ItemProcessor(ABC, Generic[LayoutT]):
-    """What prepares one kind of items: how they are written in prompts, and what a request may change.
+    """Prepares one kind of items: how they are written in prompts, and what a request may change.
 
     Attributes:
         token: The special token of each vector in a prompt.
@@ -54,7 +54,7 @@ class ItemProcessor(ABC, Generic[LayoutT]):
     around: tuple[str, str] = ("", "")
 
     def placeholders(self, layout: LayoutT) -> tuple[Piece, ...]:
-        """What stands in the prompt in place of the item's placeholder: a token for each vector, and what is around."""
+        """The text in place of the item's placeholder: a token for each vector, and the text around them."""
         vectors = Piece(self.token, layout.num_vectors)
         return tuple(one for one in (Piece(self.begin_token), vectors, Piece(self.end_token)) if one.text)
 
@@ -69,7 +69,7 @@ class ItemProcessor(ABC, Generic[LayoutT]):
 
     @property
     def placeholder_in_text(self) -> str:
-        """What stands in a text where a template takes texts alone: the placeholder, and what surrounds it.
+        """The text where a template takes texts alone: the placeholder, with what surrounds it.
 
         `{number}` in it is the number of the item among those of its kind, from 1 on.
         """
@@ -117,7 +117,7 @@ class ItemProcessor(ABC, Generic[LayoutT]):
 
 @dataclass(frozen=True, kw_only=True)
 class PixelProcessor(ItemProcessor[LayoutT]):
-    """What makes an array of bytes of pictures or of the frames of a video.
+    """Makes arrays out of the bytes of pictures, or of the frames of videos.
 
     Attributes:
         resample: Pillow's filter.
@@ -183,7 +183,7 @@ class ImageProcessor(PixelProcessor[ImageLayout]):
 
     @abstractmethod
     def layout(self, width: int, height: int) -> ImageLayout:
-        """What a picture of this size becomes, in pixels as it is shown.
+        """The layout of a picture of this size, in pixels as it is shown.
 
         Raises:
             InvalidRequestError: It cannot become anything.
@@ -195,7 +195,7 @@ class ImageProcessor(PixelProcessor[ImageLayout]):
 
 
 def inert_but(*names: str) -> Mapping[str, tuple[object, ...]]:
-    """Those of most classes without these, which a class has itself, or does not read."""
+    """The fields of most classes without effect, except these, which a class has itself, or does not read."""
     return {name: values for name, values in INERT.items() if name not in names}
 
 

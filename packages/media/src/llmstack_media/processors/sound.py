@@ -91,7 +91,7 @@ class SoundProcessor(ItemProcessor[ImageLayout]):
 
     @abstractmethod
     def layout(self, num_samples: int) -> ImageLayout:
-        """What so many samples become, at most `max_s` of them."""
+        """The layout of so many samples, at most `max_s` of them."""
 
     @abstractmethod
     def prepare(self, samples: Samples) -> NDArray[np.uint8]:

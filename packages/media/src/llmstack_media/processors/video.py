@@ -49,7 +49,7 @@ class VideoProcessor(PixelProcessor[VideoLayout]):
 
     @abstractmethod
     def layout(self, clip: Clip) -> VideoLayout:
-        """What a video becomes.
+        """The layout of a video.
 
         Raises:
             InvalidRequestError: It cannot become anything, or has too many vectors.

@@ -42,7 +42,7 @@ class Resampler:
         self._num_in, self._num_out = 0, 0
 
     def feed(self, samples: Samples) -> Samples:
-        """What these samples [n] decide."""
+        """The samples at the other rate that these samples [n] decide."""
         if self._is_same:
             return samples
         self._num_in += len(samples)

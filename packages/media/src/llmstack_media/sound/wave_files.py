@@ -26,7 +26,7 @@ _MAX_CHUNKS = 256
 
 @dataclass(frozen=True, slots=True)
 class WaveFormat:
-    """How the samples of a file are written.
+    """The form of the samples of a file.
 
     Attributes:
         code: 1 for integers, 3 for floating point, 6 for A-law, 7 for µ-law; others are compressed.

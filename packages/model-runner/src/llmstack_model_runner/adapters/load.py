@@ -247,7 +247,7 @@ def _find_part(module: str, model: Model, layers: AdaptedLayers) -> AdaptedPart:
 
 
 def _find(found: Mapping[str, _Found], module: str, model: Model) -> _Found | None:
-    """What belongs to a module, by its name in an adapter."""
+    """The tensors of a module, by its name in an adapter."""
     renamed = model.rename(f"{module}.weight").removesuffix(".weight")
     return found.get(renamed) or found.get(f"{model.root}{renamed}")
 
@@ -284,7 +284,7 @@ def _factors(pair: _Pair, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
 
 
 def _difference(pair: _Pair, base: ReadRows, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """What a whole matrix adds to the model's, transposed; some rows at a time, since float32 takes memory."""
+    """The addition of a whole matrix to the model's, transposed; some rows at a time, since float32 takes memory."""
     whole = tensors[pair.names[0]]
     difference = torch.empty(whole.shape[::-1], dtype=dtype)
     for start in range(0, len(whole), _ROWS_AT_ONCE):

@@ -204,7 +204,7 @@ def _check_gptq(found: Mapping[str, Any], where: str) -> int:
 
 
 def gptq_rules(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What `dynamic` of a GPTQ configuration says of layers that differ; layers that are left out need no rule."""
+    """The rules in `dynamic` of a GPTQ configuration for layers that differ; layers that are left out need none."""
     rules = config.get("dynamic") or {}
     return [rule for name, rule in rules.items() if not name.startswith("-:") and rule]
 

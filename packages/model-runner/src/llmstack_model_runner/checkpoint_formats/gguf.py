@@ -340,7 +340,7 @@ def _k_pairs(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _k_nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """The same of each run of 32 bytes."""
+    """Numbers of four bits of each run of 32 bytes: the low ones of its bytes, then the high ones."""
     return _nibbles(packed.unflatten(-1, (4, 32))).flatten(-2)
 
 

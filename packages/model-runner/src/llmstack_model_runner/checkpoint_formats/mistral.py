@@ -41,7 +41,7 @@ _EXPERT = re.compile(r"(?:feed_forward\.)?experts\.(\d+)\.(w[123])")
 
 @dataclass(frozen=True, slots=True)
 class MistralForm:
-    """How tensors are called and ordered.
+    """The names and the order of tensors.
 
     Attributes:
         head_dim: Numbers of a head of the text model; 0 where no rows of heads are in another order.
@@ -55,7 +55,7 @@ class MistralForm:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> MistralForm:
-        """That of a model with this configuration, which is of the whole."""
+        """The form of a model with this configuration, which is the one with all parts."""
         text = config.get("text_config") or config
         vision = config.get("vision_config") or {}
         is_latent = bool(text.get("kv_lora_rank"))  # its rotated numbers are in pairs in both forms

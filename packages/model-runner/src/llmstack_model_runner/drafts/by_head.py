@@ -57,7 +57,7 @@ class DraftsByHead(DraftMaker):
         return self._blocks.bytes_per_block
 
     def cost(self, weight_bytes: int) -> float:
-        """That of the layers, without the output head."""
+        """The cost of the layers, without the output head."""
         return self._guesser.cost(weight_bytes)
 
     def allocate(self, batch: InputBatch, group: int, num_blocks: int, device: torch.device) -> None:

@@ -47,7 +47,7 @@ class Drafts:
             self._maker = DraftsByModel(load_draft_model(self._config, self._device), self._config)
 
     def without_weights(self) -> Drafts:
-        """The same before the weights are read."""
+        """Drafts of the same kind before the weights are read."""
         return Drafts(self._config, self._device, self._sharding)
 
     def beside(self, model: Model, spec: KVCacheSpec, weight_bytes: int) -> KVCacheSpec:

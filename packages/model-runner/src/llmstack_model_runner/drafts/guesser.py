@@ -18,7 +18,7 @@ class Guesser(Protocol):
 
     @property
     def layers(self) -> tuple[LayerKVSpec, ...]:
-        """What each layer keeps of a token."""
+        """The memory of each layer for a token."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 
 
 class LastStates:
-    """What a step leaves for the drafts of the next one.
+    """Hidden states that a step leaves for the drafts of the next one.
 
     Attributes:
         states: Of the places of each row.

@@ -79,7 +79,7 @@ def _tensors(folder: Path) -> Mapping[str, Any]:
 
 
 def _token_map(folder: Path, name_to_file: Mapping[str, Path]) -> torch.Tensor | None:
-    """What is added to the number of each token of a smaller vocabulary; None without such a tensor."""
+    """The addition to the id of each token of a smaller vocabulary; None without such a tensor."""
     found = next((name for name in (_TOKEN_MAP, f"model.{_TOKEN_MAP}") if name in name_to_file), None)
     if found is None:
         return None

@@ -62,7 +62,7 @@ class WrittenTokens:
         return self._num_written[rows]
 
     def note(self, rows: IntArray, num_written: IntArray) -> None:
-        """So many leading tokens of each of the rows, which are distinct, are written."""
+        """Notes how many leading tokens of each of these distinct rows are written."""
         size, tables = self._batch.block_size, self._batch.block_tables[self._group]
         firsts, ends = self._num_written[rows] // size, num_written // size
         for row, first, end in zip(rows.tolist(), firsts.tolist(), ends.tolist(), strict=True):

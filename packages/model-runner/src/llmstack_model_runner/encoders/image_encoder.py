@@ -95,7 +95,7 @@ class ImageEncoder(PromptEncoder):
 
     @abstractmethod
     def _enter(self, item: MediaItem, values: torch.Tensor) -> EncoderState:
-        """What the first layer reads, from values of the shape of the item's bytes."""
+        """The input of the first layer, from values of the shape of the item's bytes."""
 
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
         """The patches as vectors, with their positions."""

@@ -19,7 +19,7 @@ class RowLayer(Protocol):
 
     @property
     def scale(self) -> float:
-        """What the scores are multiplied with."""
+        """The factor of the scores."""
         ...
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ class RowLayer(Protocol):
         ...
 
     def join(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Those rows behind the layer, from what attention gave them, [num_rows, num_heads * head_dim]."""
+        """The rows behind the layer, from the output of attention, [num_rows, num_heads * head_dim]."""
         ...
 
 

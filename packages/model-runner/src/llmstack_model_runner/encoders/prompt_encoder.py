@@ -59,7 +59,7 @@ class PromptEncoder(SlicedEncoder):
 
     @abstractmethod
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
-        """What the first layer reads, as `MediaEncoder` says it."""
+        """The input of the first layer, as `MediaEncoder` says it."""
 
     @abstractmethod
     def finish(self, item: MediaItem, state: EncoderState) -> torch.Tensor:

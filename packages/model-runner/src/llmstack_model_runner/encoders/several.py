@@ -40,7 +40,7 @@ class SeveralEncoders(PromptEncoder):
 
     @property
     def num_weights(self) -> int:
-        """Those that an item of the kind with most of them passes."""
+        """The weights that an item passes, of the kind with most of them."""
         return max(one.num_weights for one in self._encoders)
 
     @property

@@ -32,7 +32,7 @@ class TwoLinears:
         self._activation = linear_activation(str(whole.get("projector_hidden_act") or "gelu"))
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of both layers."""
+        """The weight slots of both layers."""
         return collect_slots([self._first, self._second])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [n, in_features] to [n, text_size]

@@ -126,14 +126,14 @@ class FrameEncoder(SlicedEncoder):
     _max_num_states: int
 
     def _set_sizes(self, max_num_states: int, max_num_vectors: int) -> None:
-        """What follows from the longest sound."""
+        """Sets the sizes that follow from the longest sound."""
         self.num_layers = {"audio": len(self._tower.layers)}
         self.max_num_tokens = {"audio": max_num_vectors}
         self._max_num_states = max_num_states
 
     @property
     def work_bytes(self) -> int:
-        """What the longest sound needs, as `MediaEncoder` says it."""
+        """The memory for the longest sound, as `MediaEncoder` says it."""
         return self._tower.work_bytes(self._max_num_states)
 
     def _states_of(self, num_frames: int) -> int:

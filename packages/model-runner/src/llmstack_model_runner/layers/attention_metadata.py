@@ -20,7 +20,7 @@ AttentionPlans = Mapping[int | None, object | None]
 
 
 class CrossRows(NamedTuple):
-    """What each token of a step attends to of an encoder's output: each is a row of its own, which decodes.
+    """The cross attention of a step: each token is a row of its own, which decodes over an encoder's output.
 
     So a kernel for paged attention sees no later token to mask, and tokens of one item, whose block tables are equal,
     read it together.
@@ -146,7 +146,7 @@ LayerOutput = tuple[torch.Tensor, torch.Tensor]
 
 
 class LayerStep(NamedTuple):
-    """What a layer's call needs of a step, beside its input.
+    """The facts of a step that a layer's call needs, beside its input.
 
     Attributes:
         kv_cache: What the layer reads and writes.

@@ -43,7 +43,7 @@ def attend_in_blocks_(
 def _context(
     cache: torch.Tensor, factor: torch.Tensor | None, table: torch.Tensor, start: int, end: int
 ) -> torch.Tensor:  # [num_kv_heads, end - start, head_dim]
-    """What the cache has of places [start, end) of a row; earlier blocks may have been freed."""
+    """The cached vectors of places [start, end) of a row; earlier blocks may have been freed."""
     block_size = cache.shape[2]
     first = start // block_size
     stored = cache[table[first : -(-end // block_size)].long()].transpose(0, 1).flatten(1, 2)

@@ -81,7 +81,7 @@ class CrossAttention:
         return collect_slots([self._norm, self._query, self._key_value, self._out])
 
     def keys_and_values(self, encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of an encoder's output [num_vectors, size]: each [num_heads of this rank, num_vectors, head_dim]."""
+        """Keys and values of an encoder's output [num_vectors, size]: [heads of this rank, num_vectors, head_dim]."""
         keys, values = self._key_value(encoded).unflatten(-1, (2, -1, self._head_dim)).transpose(0, 2).unbind(1)
         return keys, values
 

@@ -177,7 +177,7 @@ class DeltaNet(Mixer):
         return [*self._in[0](x).split(sizes[:2], -1), *self._in[1](x).split(sizes[2:], -1)]
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of the projections, the convolution, the decays and the norm."""
+        """The weight slots of the projections, the convolution, the decays and the norm."""
         whole, prefix = self._settings, self._prefix
         slots = tap_slot(f"{prefix}conv1d.weight", self._taps, whole.num_channels, self._channels)
         for name, target in (("A_log", self._log_decay), ("dt_bias", self._decay_bias)):

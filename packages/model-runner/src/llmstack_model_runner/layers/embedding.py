@@ -100,7 +100,7 @@ class Embedding:
 
     @property
     def scale(self) -> float:
-        """What rows of the table are multiplied with, in their type."""
+        """The factor of the table's rows, in their type."""
         return self._scale
 
     @property

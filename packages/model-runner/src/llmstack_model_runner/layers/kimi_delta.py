@@ -47,7 +47,7 @@ class KimiDeltaSettings:
 
     @property
     def heads(self) -> range:
-        """Those of this context's rank; ValueError if they cannot be shared out."""
+        """The heads of this context's rank; ValueError if they cannot be shared out."""
         return sharding().heads(self.num_heads, self.num_heads)[0]
 
     def states(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
@@ -102,7 +102,7 @@ class KimiDelta(Mixer):
         self._out = Linear(self._total, out, has_bias=False, dtype=dtype, device=device, inputs=self._values)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of the projections, the convolution, the decays and the norm."""
+        """The weight slots of the projections, the convolution, the decays and the norm."""
         total, prefix = self._total, self._prefix
         channels = [range(own.start + n * total, own.stop + n * total) for n in range(3) for own in (self._values,)]
         slots = tap_slot(f"{prefix}conv1d.weight", self._taps, 3 * total, channels)

@@ -36,7 +36,7 @@ class LightningSettings:
 
     @property
     def heads(self) -> range:
-        """Those of this context's rank; ValueError if they cannot be shared out."""
+        """The heads of this context's rank; ValueError if they cannot be shared out."""
         return sharding().heads(self.num_heads, self.num_heads)[0]
 
     def log_speeds(self) -> torch.Tensor:
@@ -83,7 +83,7 @@ class LightningAttention(Mixer):
         self._zeros = torch.zeros(len(self._heads), device=device)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of the projections and the norm."""
+        """The weight slots of the projections and the norm."""
         return collect_slots([self._in, self._gate, self._norm, self._out])
 
     def __call__(

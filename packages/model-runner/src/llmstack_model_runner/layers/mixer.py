@@ -15,7 +15,7 @@ from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, Wei
 
 
 class StateTensor(NamedTuple):
-    """What a layer keeps of all tokens together.
+    """One tensor of a layer's state, which stands for all tokens together.
 
     Attributes:
         name: What it is, such as the matrix of a recurrence.

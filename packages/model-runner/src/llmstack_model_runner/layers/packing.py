@@ -118,7 +118,7 @@ def is_packed(name: str, shape: tuple[int, int]) -> bool:
 
 
 def are_packed(name: str, shape: tuple[int, int, int]) -> bool:
-    """The same of the weights [num_experts, out_features, in_features] of all experts of a rank."""
+    """Whether the weights [num_experts, out_features, in_features] of all experts of a rank are packed."""
     return all(is_packed(f"{name}.{number}", shape[1:]) for number in range(shape[0]))
 
 

@@ -103,7 +103,7 @@ class SelectiveSpace(Mixer):
         ]
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of the projections, the convolution, the recurrence and the norms."""
+        """The weight slots of the projections, the convolution, the recurrence and the norms."""
         whole, prefix, own = self._settings, self._prefix, self._own
         slots = tap_slot(f"{prefix}conv1d.weight", self._taps, whole.inner_size, [own])
         biases = [("conv1d.bias", self._tap_bias), ("dt_proj.bias", self._step_bias), ("D", self._skip)]

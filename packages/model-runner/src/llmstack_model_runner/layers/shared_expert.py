@@ -19,7 +19,7 @@ class SharedExperts:
         self._experts, self._shared = experts, shared
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of both parts."""
+        """The weight slots of both parts."""
         return collect_slots([self._experts, self._shared])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ class GatedSharedExpert:
         self._gate: PackedLinear | None = None
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of the experts and of the gate."""
+        """The weight slots of the experts and of the gate."""
         gate = {f"{self._name}.weight": WeightSlot((1, self._size), self._load_gate)}
         return gate | collect_slots([self._experts, self._shared])
 

@@ -129,7 +129,7 @@ class StateSpace(Mixer):
         )
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of the projections, the convolution, the recurrence and the norm."""
+        """The weight slots of the projections, the convolution, the recurrence and the norm."""
         whole, prefix, channels = self._settings, self._prefix, self._channels
         slots = tap_slot(f"{prefix}conv1d.weight", self._taps, whole.num_channels, channels)
         if self._tap_bias is not None:

@@ -50,7 +50,7 @@ class TokenInputs:
         self._projection_scale, self._half = Scale(hidden_size**-0.5, device), Scale(2.0**-0.5, device)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of the table, the projection and the norm."""
+        """The weight slots of the table, the projection and the norm."""
         return collect_slots([self._table, self._projection, self._norm])
 
     def __call__(

@@ -52,7 +52,7 @@ class CrossStore:
         return len(self._id_to_place)
 
     def place_of(self, media_id: int) -> int | None:
-        """Where an item is; None if it is not encoded."""
+        """The place of an item; None if it is not encoded."""
         return self._id_to_place.get(media_id)
 
     def keep(self, media_id: int, encoded: torch.Tensor) -> None:

@@ -67,7 +67,7 @@ class MediaEncoder(Protocol):
         ...
 
     def begin(self, item: MediaItem, data: bytearray) -> EncoderState:
-        """What the first layer reads. `data` is the item's memory; its content is not checked yet.
+        """The input of the first layer. `data` is the item's memory; its content is not checked yet.
 
         Raises:
             ValueError: The bytes are no such item; the message is one sentence.

@@ -85,7 +85,7 @@ def _step_units(model: Model, dtype: torch.dtype, device: torch.device, weight_b
 
 
 def _media_spec(model: Model, step_units: int, *, takes_vectors: bool) -> MediaSpec | None:
-    """What the model takes besides tokens: the kinds of its encoder, and vectors where the user asks for that."""
+    """The items that the model takes besides tokens: kinds of its encoder, and vectors where the user asks for that."""
     encoder = model.media_encoder()
     if encoder is not None and model.cross_kv is not None:
         if takes_vectors:

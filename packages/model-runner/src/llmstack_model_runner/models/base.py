@@ -25,7 +25,7 @@ _NO_SLOTS: Mapping[str, WeightSlot] = {}
 
 
 class Loadable(ABC):
-    """What is constructed without weights, and then filled with those of a checkpoint.
+    """A module that is constructed without weights, and then filled with those of a checkpoint.
 
     Attributes:
         root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
@@ -122,7 +122,7 @@ class Model(Loadable):
         return 0
 
     def align(self, metadata: AttentionMetadata, tokens: slice) -> torch.Tensor:  # [num_tokens, alignment_size] float32
-        """How much tokens of one row attended to each vector of their item, once `forward` has run."""
+        """The attention of one row's tokens to each vector of their item, once `forward` has run."""
         raise ValueError("this model aligns no tokens")
 
     @abstractmethod
@@ -202,7 +202,7 @@ class CausalLM(Model):
         raise ValueError(f"{type(self).__name__} gives its embedding to no draft head")
 
     def keep_states(self, layers: Sequence[int]) -> None:
-        """From now on `forward` keeps the states after so many layers in `kept_states`; no layers are none.
+        """Makes `forward` keep the states after so many layers in `kept_states`; no layers are none.
 
         Raises:
             ValueError: The model keeps none, or has fewer layers.
@@ -211,11 +211,11 @@ class CausalLM(Model):
 
     @property
     def kept_states(self) -> Sequence[torch.Tensor]:  # each [num_tokens, hidden_size]
-        """Those of the last `forward`."""
+        """The states that the last `forward` has kept."""
         return ()
 
     def draft_head_spec(self) -> tuple[LayerKVSpec, float] | None:
-        """What the layer that guesses a further token keeps, and its weights over all others; None for none."""
+        """The memory of the layer that guesses a further token, and its weights over all others; None without one."""
         return None
 
     def draft(

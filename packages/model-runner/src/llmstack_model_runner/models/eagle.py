@@ -36,7 +36,7 @@ _NESTED = ("transformer_layer_config", "model")
 
 @dataclass(frozen=True, slots=True)
 class ServedSizes:
-    """What a head has to fit.
+    """Sizes of the served model that a head has to fit.
 
     Attributes:
         tensor_names: Tensors of the head's checkpoint, without a prefix.
@@ -118,7 +118,7 @@ class EagleHead(Loadable):
         return self.rename(name) in ends or super().is_ignored(name)
 
     def read_states(self, model: CausalLM, hidden: torch.Tensor) -> torch.Tensor:
-        """What the head keeps of places that `model` has just computed: [n, hidden_size] to [n, own size]."""
+        """The states that the head keeps of places that `model` has computed: [n, hidden_size] to [n, own size]."""
         return hidden
 
     def advance(
@@ -135,7 +135,7 @@ class EagleHead(Loadable):
         return hidden + total
 
     def _enter(self, embedded: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the first attention sees, and the residual."""
+        """The input of the first attention, and the residual."""
         if self._join is None:
             raise ValueError("the head joins nothing")
         joined = self._join(torch.cat([embedded, states], dim=-1))
@@ -278,6 +278,6 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def head_kv_spec(settings: Settings, dtype: torch.dtype) -> ModelKVSpec:
-    """What the layers of a head keep of a token."""
+    """The memory of a head's layers for a token."""
     layers = tuple(spec for layer in settings.layers if (spec := layer.kv_spec(dtype)) is not None)
     return ModelKVSpec(layers, settings.vocab_size, settings.max_model_len).of_rank(settings.layers[0].num_heads)

@@ -115,7 +115,7 @@ class Gemma4(StackedExpertWeights):
 
     @property
     def item_size(self) -> int | None:
-        """Where a vector of an encoder stands, every layer has the vectors of the padding token."""
+        """The size of vectors in place of tokens; for these every layer has the vectors of the padding token."""
         return super().vector_size
 
     def slots(self) -> dict[str, WeightSlot]:

@@ -96,7 +96,7 @@ class ReadingAttention(Mixer):
         )
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of both projections and of the norm."""
+        """The weight slots of both projections and of the norm."""
         return collect_slots([self._query, self._norm, self._out])
 
     def __call__(
@@ -104,7 +104,7 @@ class ReadingAttention(Mixer):
         x: torch.Tensor,  # [num_tokens, hidden_size]
         step: LayerStep,
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        """What the tokens attend to, projected. Nothing is written."""
+        """The projected output of attention. Nothing is written."""
         query = self._norm(self._query(x).view(len(x), -1, self.attention.head_dim))
         query, _ = rotary_embedding(step.positions, query, query[:, :0], self._rotary.table)
         return self._out(self.attention.read(query, step))
@@ -143,7 +143,7 @@ class Gemma4Layer(LlamaLayer):
             self._mixer.attention.kv_scales = source.kv_scales
 
     def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, step: LayerStep) -> LayerOutput:
-        """As of other layers, without vectors of the tokens."""
+        """Computes the layer as others do, without vectors of the tokens."""
         return self.compute(hidden, residual, step, None)
 
     def compute(
@@ -178,7 +178,7 @@ def _normed(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:
 
 
 class _AddedInput:
-    """What a block adds to the residual because of the token itself: norm(projection(gelu(gate(x)) * input))."""
+    """The addition to the residual by the token itself: norm(projection(gelu(gate(x)) * input))."""
 
     def __init__(self, prefix: str, settings: Gemma4LayerSettings, dtype: torch.dtype, device: torch.device) -> None:
         size, input_size = settings.hidden_size, settings.input_size
@@ -188,7 +188,7 @@ class _AddedInput:
         self._norm = settings.norm(f"{prefix}post_per_layer_input_norm", size, dtype, device)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of both projections and of the norm."""
+        """The weight slots of both projections and of the norm."""
         return collect_slots([self._gate, self._projection, self._norm])
 
     def __call__(
@@ -196,7 +196,7 @@ class _AddedInput:
         x: torch.Tensor,  # [num_tokens, hidden_size]
         token_input: torch.Tensor,  # [num_tokens, input_size]
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        """What is added to `x`."""
+        """The addition to `x`."""
         return self._norm(self._projection(gelu_tanh(self._gate(x)) * token_input))
 
 
@@ -223,7 +223,7 @@ class _ExpertsBeside:
         self._experts = Experts(prefix, size, settings.activation, experts, dtype, device)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of the experts, of the norms, and of what the router multiplies."""
+        """The weight slots of the experts, of the norms, and of the router's factors."""
         scale = {self._scale_name: WeightSlot((self._size,), self._load_scale, WeightKind.SCALE)}
         return scale | collect_slots([self._dense_norm, self._norm, self._input_norm, self._experts])
 

@@ -69,7 +69,7 @@ class DenseLayers:
         return cls(modules, [_read_weights(folder, module, device, is_dummy=is_dummy) for module in modules])
 
     def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
-        """As `MapVectors` says it."""
+        """Maps vectors, as `MapVectors` says it."""
         vectors = vectors.float()
         for weight, bias, activate in self._layers:
             vectors = activate(torch.nn.functional.linear(vectors, weight, bias))

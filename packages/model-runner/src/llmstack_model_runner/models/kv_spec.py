@@ -15,7 +15,7 @@ KVCaches = list[LayerCache]
 
 
 class TokenTensor(NamedTuple):
-    """What a layer keeps of each token, as [num_heads, width].
+    """One tensor of a layer's memory for each token, as [num_heads, width].
 
     Attributes:
         name: Such as `keys`.
@@ -29,7 +29,7 @@ class TokenTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerKVSpec:
-    """What one layer keeps in the KV storage.
+    """The memory of one layer in the KV storage.
 
     Attributes:
         tensors: Of each token.
@@ -62,7 +62,7 @@ def one_latent(width: int) -> LayerKVSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelKVSpec:
-    """What a model keeps in the KV storage, and its limits.
+    """The memory of a model in the KV storage, and its limits.
 
     Attributes:
         layers: Of each layer.

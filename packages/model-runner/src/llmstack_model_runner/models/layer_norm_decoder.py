@@ -177,7 +177,7 @@ class LayerNormDecoder(CausalLM):
         return hidden if self._project_out is None else self._project_out(hidden)
 
     def _caches(self, kv_caches: KVCaches, metadata: AttentionMetadata) -> Iterable[LayerCache]:
-        """What each layer of this stage reads and writes, one after the other."""
+        """The KV caches of the layers of this stage, one after the other."""
         return kv_caches
 
     def _enter(self, token_ids: torch.Tensor, positions: torch.Tensor, given: StepVectors | None) -> torch.Tensor:

@@ -153,7 +153,7 @@ class Lfm3(Lfm2):
 
 
 def _lfm3_kinds(config: Mapping[str, Any], num_layers: int) -> list[str]:
-    """Of each layer; by default two of four have attention, one of them with a window."""
+    """The kind of each layer; by default two of four have attention, one of them with a window."""
     kinds = config.get("layer_types")
     if kinds is None:
         places = {0: "sliding_attention", 2: "full_attention"}

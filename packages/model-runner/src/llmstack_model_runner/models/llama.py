@@ -142,7 +142,7 @@ class Llama(CausalLM):
         return self._tokens(token_ids)
 
     def keep_states(self, layers: Sequence[int]) -> None:
-        """From now on `forward` keeps the states after so many layers, not all of them."""
+        """Makes `forward` keep the states after so many layers, not all of them."""
         if any(not 0 <= layer < len(self._layers) for layer in layers):
             raise ValueError(f"states are kept after 0 to {len(self._layers) - 1} layers, not {list(layers)[:8]}")
         self._kept_layers, self._layer_to_state = tuple(layers), {}

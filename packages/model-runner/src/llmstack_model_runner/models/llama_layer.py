@@ -106,7 +106,7 @@ class LlamaLayerSettings:
     experts: ExpertSettings | None = None
 
     def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec | None:
-        """What the layer keeps in the KV storage, of the whole model, which computes in `dtype`; None for nothing."""
+        """The layer's memory in the KV storage, of the whole model, which computes in `dtype`; None for nothing."""
         return keys_and_values(self.num_kv_heads, self.head_dim, self.sliding_window)
 
     def norm(self, name: str, size: int, dtype: torch.dtype, device: torch.device) -> RMSNorm:
@@ -238,7 +238,7 @@ class SelfAttention(Mixer):
         return query, key
 
     def _make_whole_norms(self, split: HeadSplit, dtype: torch.dtype, device: torch.device) -> list[SharedRMSNorm]:
-        """Those of all query heads and of all key heads."""
+        """The norms of all query heads and of all key heads."""
         own = self._settings
         runs = {"q_norm": (own.num_heads, split.heads), "k_norm": (own.num_kv_heads, split.kv_heads)}
         return [
@@ -255,7 +255,7 @@ class SelfAttention(Mixer):
         return self._attention.kv_scales
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of the projections, and of sinks and norms of heads if there are any."""
+        """The weight slots of the projections, and of sinks and norms of heads if there are any."""
         norms = None if self._rotate is None else self._rotate.norms
         sinks = self._attention.sink_slots(f"{self._prefix}sinks", self._settings.num_heads, self._heads_of_rank)
         return sinks | collect_slots([self._qkv, *(norms or ()), *self._whole_norms, self._gates, self._out])
@@ -272,7 +272,7 @@ class SelfAttention(Mixer):
         x: torch.Tensor,  # [num_tokens, hidden_size]
         step: LayerStep,
     ) -> torch.Tensor:  # [num_queries, hidden_size]
-        """What the tokens attend to, projected."""
+        """The projected output of attention."""
         gate, heads = self._heads(self._qkv(x))
         if self._rotate is None:
             attended = self._attention(*heads, step)

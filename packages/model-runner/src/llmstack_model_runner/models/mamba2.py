@@ -33,7 +33,7 @@ class Mamba2(NemotronH):
 
 
 def read_stateful(config: Mapping[str, Any]) -> Settings:
-    """What models without attention share; their layers are Llama's as yet."""
+    """Settings that models without attention share; their layers are Llama's as yet."""
     refuse(config, "hidden_act", "silu")
     eps = read_float(config, "layer_norm_epsilon", 1e-5)
     num_positions = read_int(config, "max_position_embeddings", _NO_LIMIT)

@@ -69,7 +69,7 @@ class NemotronLayerSettings(LlamaLayerSettings):
     block_experts: NemotronExpertSettings | None
 
     def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec:
-        """What the first block keeps."""
+        """The memory of the first block."""
         if self.state is None:
             return keys_and_values(self.num_kv_heads, self.head_dim)
         return LayerKVSpec(kind="state", states=self.state.states(dtype))
@@ -123,7 +123,7 @@ class NemotronExperts:
             ]
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of all parts."""
+        """The weight slots of all parts."""
         return collect_slots([self._experts, self._shared, *self._latents])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -248,7 +248,7 @@ def fold_blocks(
 
 
 def _read_kinds(config: Mapping[str, Any]) -> list[str]:
-    """Of each block, by a list or by the letters of an older configuration."""
+    """The kind of each block, by a list or by the letters of an older configuration."""
     kinds = config.get("layers_block_type") or config.get("layer_types")
     if kinds is None:
         kinds = config.get("hybrid_override_pattern") or ["linear_attention", "moe", "full_attention", "mlp"]

@@ -82,7 +82,7 @@ class InterleavedAxes(ThreeAxes):
 
 
 class InterleavedAxesOfQwen3_5(InterleavedAxes):
-    """The same for the rotated part of Qwen 3.5's heads."""
+    """Interleaved axes for the rotated part of Qwen 3.5's heads."""
 
     sections: ClassVar[tuple[int, ...]] = (11, 11, 10)
 

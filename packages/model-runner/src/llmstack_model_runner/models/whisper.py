@@ -91,7 +91,7 @@ class Whisper(LayerNormDecoder):
 
     @property
     def alignment_size(self) -> int:
-        """Of the heads that follow the sound, one after the other; 0 where stages have some of their layers each."""
+        """The number of heads that follow the sound, in order; 0 where stages have some of their layers each."""
         is_possible = self._sharding.num_stages == 1
         return len(self._speech_tokens.alignment_heads) * self._encoder.num_states if is_possible else 0
 

@@ -39,7 +39,7 @@ class AdapterSettings(NamedTuple):
 
 
 class EmbeddedTokens:
-    """What each block reads beside hidden states.
+    """The embedded tokens, which each block reads beside hidden states.
 
     Attributes:
         vectors: Embeddings of the step's tokens, set before the first layer: [num_tokens, hidden_size].
@@ -49,7 +49,7 @@ class EmbeddedTokens:
 
 
 class LowRankAdapter:
-    """What one use adds to the outputs of a shared layer: a product of two narrow matrices per part.
+    """The addition of one use to the outputs of a shared layer: a product of two narrow matrices per part.
 
     Every rank has all of the first ones, and its outputs of the second ones.
     """
@@ -77,7 +77,7 @@ class LowRankAdapter:
         ]  # fmt: skip
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of all matrices."""
+        """The weight slots of all matrices."""
         return collect_slots([self._narrow, *self._widen])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ class SharedBlock:
         self.down = Linear(inner, {down: size}, has_bias=has_bias, dtype=dtype, device=device, inputs=own)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Those of all layers."""
+        """The weight slots of all layers."""
         return collect_slots([self.norm, self.qkv, self.out, self.inner_norm, self.gate_up, self.down])
 
 

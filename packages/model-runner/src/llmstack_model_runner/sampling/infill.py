@@ -55,7 +55,7 @@ class SamplingByTexts:
 
     @cached_property
     def token_texts(self) -> TokenTexts:
-        """Those of the model's tokenizer."""
+        """The texts of the tokens of the model's tokenizer."""
         return TokenTexts(self._config.tokenizer_path)
 
     def announce_token_texts(self) -> None:
@@ -71,7 +71,7 @@ class SamplingByTexts:
 
 @dataclass(frozen=True, slots=True)
 class InfillRule:
-    """What `infill_mask` knows of one request: the tokens that end it, and the texts of all others."""
+    """The tokens that end one request, and the texts of all others, for `infill_mask`."""
 
     ending_token_ids: frozenset[int]
     texts: TokenTexts

@@ -29,7 +29,7 @@ def after_repeated_ngrams(token_ids: npt.NDArray[np.int32], size: int) -> IntArr
 
 
 def _places_like_the_last(token_ids: npt.NDArray[np.int32], length: int) -> IntArray:
-    """Where sequences of a length begin that have the digest of the last one, which is left out."""
+    """The places where sequences begin with the digest of the last one, which is left out."""
     num_tokens = len(token_ids)
     powers = np.full(num_tokens + 1, _BASE)
     powers[0] = 1

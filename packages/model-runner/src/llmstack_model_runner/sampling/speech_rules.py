@@ -14,7 +14,7 @@ from llmstack_model_runner.sampling.logits_processor import AddedRow, LogitsRows
 
 
 class _Begin(NamedTuple):
-    """How the tokens of a row begin.
+    """The beginning of a row's tokens.
 
     Attributes:
         place: Of the first token of the answer.
@@ -88,7 +88,7 @@ class SpeechRules:
             self._mask_timestamps(values, answer)
 
     def _begin(self, start: int, num_prompt_tokens: int, token_ids: IntArray) -> _Begin:
-        """What the tokens behind the start token say; without one, the prompt is all of the beginning."""
+        """The settings by the tokens behind the start token; without one, the prompt is all of the beginning."""
         if not start:
             return _Begin(num_prompt_tokens, False)
         place, end = start, len(token_ids)

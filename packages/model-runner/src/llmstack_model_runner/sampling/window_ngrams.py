@@ -17,7 +17,7 @@ _MAX_WINDOW = 1 << 16
 
 
 class _Row(NamedTuple):
-    """What a request asks for; `tokens` are those of the request, and `num_prompt` of them are its prompt."""
+    """The limits of one request; `tokens` are its tokens, of which `num_prompt` are its prompt."""
 
     size: int
     window: int
@@ -39,7 +39,7 @@ class WindowNgrams:
         self._device = device
 
     def is_argmax_invariant(self) -> bool:
-        """It may forbid the likeliest token."""
+        """False: the rule may forbid the likeliest token."""
         return False
 
     def update_state(self, removed: Sequence[int], added: Sequence[AddedRow]) -> None:

@@ -139,7 +139,7 @@ def _state_rows(step: StepRows, query_start_loc: torch.Tensor, device: torch.dev
 
 
 def _cross_rows(batch: InputBatch, step: StepRows, cross: CrossStore, places: IntArray) -> CrossRows:
-    """What each token attends to across: what its row does. Queries are kept for rows that are aligned."""
+    """The rows of cross attention, one for each token. Queries are kept for rows that are aligned."""
     rows = cross.rows(np.repeat(places, step.num_scheduled_tokens))
     return rows._replace(queries=[]) if batch.pooling.has_alignments else rows
 

@@ -130,7 +130,7 @@ class StepMedia:
 
 
 def _moves(item: MediaItem, axes: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Where text goes on inside an item or behind it, and by how much it is moved there, besides what was before."""
+    """The places where text goes on inside an item or behind it, and by how much each moves positions further."""
     before = 0
     for start, length in item.embed_runs or ((0, item.num_tokens),):
         end = start + length

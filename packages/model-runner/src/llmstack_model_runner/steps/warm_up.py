@@ -115,7 +115,7 @@ def for_groups(
 
 
 def masked(step: SchedulerOutput, vocab_size: int) -> MakeTokenMasks | None:
-    """What makes the masks of the warm-up step that is computed with some, which allow all tokens; None for others."""
+    """The maker of masks for the warm-up step that is computed with some, which allow all tokens; else None."""
     return partial(_allow_all, step, vocab_size) if step.step == _MASKED_STEP else None
 
 

@@ -13,7 +13,7 @@ LATE: Final = "another rank did not reach the same point in time"
 
 
 class Patience:
-    """How long waits may take, and whether they are to end at once."""
+    """The limit of waits, and whether they are to end at once."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s

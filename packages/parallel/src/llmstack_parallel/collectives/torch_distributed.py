@@ -156,7 +156,7 @@ def _in_thread(call: Callable[[], None]) -> threading.Thread:
 def make_collectives(
     backend: str, group: dist.ProcessGroup | None, patience: Patience, *, is_deterministic: bool
 ) -> TorchCollectives:
-    """Those of a stage's ranks. `is_deterministic`: Sums on GPUs are ordered, too."""
+    """The collectives of a stage's ranks. `is_deterministic`: Sums on GPUs are ordered, too."""
     if group is None:
         raise RuntimeError("torch.distributed has made no group")
     if backend == NCCL:
@@ -228,7 +228,7 @@ class TorchLinks:
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[timedelta]:
-        """How long a wait may take. gloo gives up a connection after that, so nothing can wait for shorter times."""
+        """The limit of a wait. gloo gives up a connection after that, so nothing can wait for shorter times."""
         deadline = self._patience.deadline()
         try:
             yield timedelta(seconds=self._patience.timeout_s)

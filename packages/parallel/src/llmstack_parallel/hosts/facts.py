@@ -40,7 +40,7 @@ def facts_of(config: ModelRunnerConfig) -> Facts:
 
 
 def _device_facts(config: ModelRunnerConfig) -> dict[str, str]:
-    """What the ranks compute with. On GPUs each needs one of its own."""
+    """The devices of the ranks. On GPUs each rank needs one of its own."""
     device = resolve_device(config.device).type
     facts = {"device": device}
     if device == "cuda":

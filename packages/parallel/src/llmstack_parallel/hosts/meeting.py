@@ -81,7 +81,7 @@ def placement_of(config: ModelRunnerConfig) -> RankPlacement:
 
 
 def first_machine(config: ModelRunnerConfig) -> FirstMachine:
-    """Where nodes meet: node 0 listens at the given address, or at a free port of the network interface.
+    """The meeting place of nodes: node 0 listens at the given address, or at a free port of the network interface.
 
     Raises:
         EngineStartError: The interface has no address.

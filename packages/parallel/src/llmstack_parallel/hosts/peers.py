@@ -107,7 +107,7 @@ class HostPeers:
         return [number for number in range(1, self._placement.num_nodes) if number not in there]
 
     def _poll(self, *fds: int) -> list[int]:
-        """Those of the descriptors that are readable, once there are some, a message, or it is time to look."""
+        """The readable descriptors, once there are some, a message, or it is time to look."""
         poller = zmq.Poller()
         for watched in (*self._members.sockets, *fds):
             poller.register(watched, zmq.POLLIN)

@@ -36,7 +36,7 @@ class Difference:
 
 
 def first_difference(ours: Iterable[Decision], theirs: Iterable[Decision]) -> tuple[int, Difference | None]:
-    """How many decisions are the same, and the first that is not. Goes no further than that one."""
+    """The number of equal decisions, and the first difference. Goes no further than that one."""
     num_equal = 0
     for one, other in zip_longest(ours, theirs):
         if one is None or other is None or one.packed != other.packed:

@@ -21,7 +21,7 @@ _NUM_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one job.
+    """The end of one job.
 
     Attributes:
         answer: What the work returned; None where the child has ended without an answer.

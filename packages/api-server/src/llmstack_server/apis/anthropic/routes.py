@@ -37,5 +37,5 @@ def add_anthropic_routes(router: Router, state: ServerState) -> None:
         ),
     ))  # fmt: skip
     async def count_tokens() -> Response:
-        """How many tokens the model would read."""
+        """The number of tokens that the model would read."""
         return GenerationResponse(state, prepare_count)

@@ -27,7 +27,7 @@ _TEXTS: Final[Mapping[str, Callable[[Sequence[Segment]], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What an answer shows of a transcript.
+    """The parts of a transcript that an answer shows.
 
     Attributes:
         granularities: What has times in `verbose_json`: `segment`, `word`; empty for segments alone.

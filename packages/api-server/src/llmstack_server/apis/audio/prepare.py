@@ -117,7 +117,7 @@ def _words(param: str, given: list[str] | None, known: tuple[str, ...]) -> tuple
 
 
 def _shown(fields: AudioRequest, task: str, granularities: tuple[str, ...], *, has_logprobs: bool) -> Shown:
-    """What the answer shows; combinations that no answer has are refused."""
+    """The parts of a transcript that the answer shows; combinations that no answer has are refused."""
     if fields.response_format == "diarized_json":
         raise request_errors.unsupported_parameter("response_format", "this model does not tell speakers apart")
     check_word("response_format", fields.response_format, RESPONSE_FORMATS)

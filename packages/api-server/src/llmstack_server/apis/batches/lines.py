@@ -106,7 +106,7 @@ def read_lines(file: BinaryIO, max_body_bytes: int = MAX_BODY_BYTES) -> Iterator
 
 
 def line_steps(file: BinaryIO, max_body_bytes: int = MAX_BODY_BYTES) -> Iterator[BatchRequest | BatchFault | None]:
-    """The same in steps of a few milliseconds; None after each step that completes no line.
+    """Reads the lines in steps of a few milliseconds; None after each step that completes no line.
 
     A line passes the limits of a request's body, so that none takes long to decode or much memory.
     """

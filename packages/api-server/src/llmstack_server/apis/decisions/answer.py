@@ -63,7 +63,7 @@ def _check_size(num_chars: int) -> None:
 
 
 class _Form(NamedTuple):
-    """How the model answers by a letter.
+    """The form in which the model answers by a letter.
 
     Attributes:
         label_ids: The token of each letter at the start of an answer.
@@ -107,7 +107,7 @@ async def _render(state: ServerState, text: str, sampling: CheckedSampling) -> R
 
 
 class _Read(NamedTuple):
-    """What the engine says of one question: log-probabilities by token, and how much of its prompt was cached."""
+    """The engine's result for one question: log-probabilities by token, and cached tokens of its prompt."""
 
     logprobs: dict[int, float]
     num_prompt_tokens: int

@@ -40,7 +40,7 @@ class Question:
     options: tuple[Option, ...]
 
     def prompt(self, state: str, *, is_continued: bool) -> str:
-        """What the model reads: the input first, so that all questions about it share a prefix.
+        """The prompt of the question: the input first, so that all questions about it share a prefix.
 
         `is_continued`: The answer continues this text, and is no message of its own.
         """

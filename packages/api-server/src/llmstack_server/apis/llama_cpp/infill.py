@@ -79,7 +79,7 @@ class _Text:
         return self.last
 
     def ending(self) -> tuple[str, str]:
-        """What has ended it, as llama.cpp's server calls it, and the stop string; `none` of one that was aborted."""
+        """The reason of its end in llama.cpp's words, and the stop string; `none` of one that was aborted."""
         finish_reason = "length" if self.limits.is_over or self.last is None else self.last.finish_reason
         if finish_reason != "stop":
             return "none" if finish_reason == "abort" else "limit", ""

@@ -25,7 +25,7 @@ class LineLimits:
         self._indent: int | None = None  # of a line that has only blanks so far; not of the first one
 
     def take(self, text: str, elapsed_ms: float) -> str:
-        """What of a new piece belongs to the text, of which the first token came `elapsed_ms` ago."""
+        """The part of a new piece that belongs to the text; its first token came `elapsed_ms` ago."""
         if self._min_indent > 0:
             text = self._indented(text)
         if 0 < self._max_ms < elapsed_ms and "\n" in text:

@@ -101,7 +101,7 @@ def check_response_fields(paths: list[str] | None) -> None:
 
 
 def own_fields(fields: InfillRequest) -> JSONObject:
-    """What llama.cpp's own names give, under the names of `SamplingParams`.
+    """The values of llama.cpp's own fields, under the names of `SamplingParams`.
 
     Raises:
         InvalidRequestError: A penalty that counts a part of the text, or a limit under two names.

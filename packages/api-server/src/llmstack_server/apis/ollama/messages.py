@@ -46,7 +46,7 @@ def conversation_of_prompt(fields: GenerateRequest) -> Conversation:
 
 
 def _thinking(think: object) -> Fields:
-    """What `think` says to the chat template."""
+    """The arguments of the chat template that `think` stands for."""
     if think is None:
         return {}
     if isinstance(think, bool):

@@ -27,7 +27,7 @@ def model_tags(states: Iterable[ServerState]) -> Fields:
 
 
 def running_models(states: Iterable[ServerState]) -> Fields:
-    """Those of these models that are loaded; each is, once its engine is ready."""
+    """The loaded ones of these models; each is, once its engine is ready."""
     models = []
     for state in states:
         ready = state.ready

@@ -50,7 +50,7 @@ def model_object(state: ServerState, name: str, adapter: ListedAdapter | None = 
 
 
 def _chat_facts(state: ServerState) -> dict[str, object] | None:
-    """What a page for chats offers; None before the engine is ready, and for a model that does not chat."""
+    """Facts for a page with chats; None before the engine is ready, and for a model that does not chat."""
     facts = state.engine.chat_facts if state.ready is not None and state.opened_engine is not None else None
     if facts is None:
         return None
@@ -59,7 +59,7 @@ def _chat_facts(state: ServerState) -> dict[str, object] | None:
 
 
 def _speech_facts(state: ServerState) -> dict[str, object] | None:
-    """How sound can be sent; None before the engine is ready, and for a model that does not transcribe."""
+    """The ways to send sound; None before the engine is ready, and for a model that does not transcribe."""
     engine = state.opened_engine
     if state.ready is None or engine is None or engine.speech is None:
         return None

@@ -46,7 +46,7 @@ async def render_chat(state: ServerState, body: dict[str, Any], *, is_counted: b
 
 
 async def render_completions(state: ServerState, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same for each prompt of a request for completions."""
+    """The rendered prompts of a request for completions."""
     fields = parse(CompletionRequest, body)
     prompts, is_list = parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS)

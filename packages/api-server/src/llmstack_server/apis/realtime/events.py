@@ -50,7 +50,7 @@ class Events:
         return _event("session.created", session=session, id=self._session_id, created=int(time.time()))
 
     def updated(self, settings: Settings, kind: str = "session.updated") -> Iterator[Event]:
-        """What follows an update, of this type; later events have its form."""
+        """Events after an update, of this type; later events have its form."""
         self._settings = settings
         if self._is_openai:
             yield _event(kind, session=settings.as_session(self._session_id, self._served_model))
@@ -62,7 +62,7 @@ class Events:
         return {"type": "transcription.delta", "delta": text}
 
     def committed(self, item: ItemFacts) -> Iterator[Event]:
-        """What follows the end of an item's sound."""
+        """Events after the end of an item's sound."""
         if self._is_openai:
             yield _event("input_audio_buffer.committed", item_id=item.item_id, previous_item_id=item.previous_id)
             content = {"type": "input_audio", "transcript": None}

@@ -56,7 +56,7 @@ GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR, TRY_AGAIN_LATER = 1001, 1008, 1011
 
 
 class Connection(Protocol):
-    """What a session talks to; `WebSocket` is one."""
+    """The connection of a session; `WebSocket` is one."""
 
     async def receive(self) -> Received: ...
     async def send(self, event: Mapping[str, object], timeout_s: float | None = None) -> None: ...

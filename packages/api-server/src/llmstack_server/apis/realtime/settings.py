@@ -31,7 +31,7 @@ _REASONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is asked of the items of a session.
+    """Settings for the items of a session.
 
     Attributes:
         form: `OPENAI` or `VLLM`.
@@ -174,6 +174,6 @@ def _text(given: Mapping[str, object], name: str, param: str, default: str | Non
 
 
 def needs_update() -> InvalidRequestError:
-    """What is answered to sound before the first `session.update`."""
+    """The error for sound that comes before the first `session.update`."""
     message = "Send session.update first: it says what the sound is, and which model transcribes it."
     return InvalidRequestError(message, param="type", code="invalid_value")

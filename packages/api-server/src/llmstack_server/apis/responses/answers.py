@@ -48,7 +48,7 @@ class CountAnswer(WholeAnswer):
 
 
 class _RunAnswer(Answer):
-    """What a run makes; its last event is the end."""
+    """The answer that a run makes; its last event is the end."""
 
     end = b""
 

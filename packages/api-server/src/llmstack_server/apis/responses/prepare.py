@@ -133,7 +133,7 @@ async def _new_run(
 
 
 async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, object]) -> int:
-    """How many tokens the model would read; raises as `prepare_response`."""
+    """The number of tokens that the model would read; raises as `prepare_response`."""
     fields, input_items = await _read(state, responses, body)
     conversation = await _conversation(state, fields, input_items)
     try:

@@ -23,7 +23,7 @@ _MAX_UPLOAD_MB = 4096
 
 @option_group
 class TranscribeOptions(OptionGroup):
-    """What is written, and the server that transcribes."""
+    """Options of the files that are written, and of the server that transcribes."""
 
     title = "Transcripts"
 

@@ -81,7 +81,7 @@ async def _run(
 
 @contextlib.asynccontextmanager
 async def _transport(asked: TranscribeOptions, config: ServeConfig | None) -> AsyncIterator[tuple[Transport, str]]:
-    """What sends requests, and the name of the model that they ask for."""
+    """The transport of requests, and the name of the model that they ask for."""
     if config is not None:
         async with own_engine(config) as own:
             yield own, config.served_model_names[0]

@@ -96,7 +96,7 @@ class PagedAttention:
         self._planned: list[tuple[AttentionMetadata, AttentionPlans]]
 
     def _spec_of(self, layer: AttentionLayer) -> LayerKVSpec:
-        """What the storage keeps of a layer's tokens.
+        """The memory of a layer for a token.
 
         Keys are as wide as values at least, which no kernel needs to know. On a GPU values are as wide as keys, since
         its kernels read both alike.

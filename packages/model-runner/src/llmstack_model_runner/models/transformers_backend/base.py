@@ -69,7 +69,7 @@ class TransformersBase(Model):
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """What is raised inside becomes the reason that the model is not supported: its code can raise anything.
+        """Makes any exception inside the reason that the model is not supported: its code can raise anything.
 
         Raises:
             UnsupportedByTransformersError: Something was raised.

@@ -54,7 +54,7 @@ class GivenPositions(nn.Module):
         self._token_ids, self._positions = token_ids, positions
 
     def forward(self, *_: object, **__: object) -> torch.Tensor | None:
-        """What is added to the tokens, [num_tokens, size]."""
+        """The addition to the tokens, [num_tokens, size]."""
         if self._rows is None:
             return None
         rows = self._rows[self._positions]
@@ -81,7 +81,7 @@ class CrossAttended:
         self._rows, self._next, self._next_cross = metadata.cross, 0, 0
 
     def keep(self) -> None:
-        """From now on nothing attends, and `kept` receives the keys and values of the encoder's states."""
+        """Ends all attention: `kept` receives the keys and values of the encoder's states instead."""
         self._rows, self._next, self.kept = None, 0, []
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
@@ -156,7 +156,7 @@ def _check(call: AttentionCall) -> None:
 
 
 def _bias_of(call: AttentionCall, num_positions: int, before: torch.Tensor | None) -> torch.Tensor | None:
-    """What is added to the score of a key so many tokens back: the layer's own, or that of the layer before."""
+    """The bias of the score of a key so many tokens back: the layer's own, or that of the layer before."""
     module: Any = call.module
     if not getattr(module, "has_relative_attention_bias", False):
         return before if call.options.get(_BIAS) is not None else None

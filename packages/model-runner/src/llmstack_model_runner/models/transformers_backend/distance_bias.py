@@ -18,7 +18,7 @@ def attend_with_bias(
     metadata: AttentionMetadata,
     bias: torch.Tensor,  # [num_heads, num_positions]
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """What the tokens of each row attend to, each to itself and those before it, one row after the other.
+    """Attention of each token to itself and those before it in its row, one row after the other.
 
     `bias`: What is added to the score of a key so many tokens back.
     """

@@ -180,7 +180,7 @@ class TransformersTextEncoder(TransformersBase, Encoder):
             )
 
     def _alone(self, rows: Rows) -> dict[int, torch.Tensor]:
-        """What transformers computes for each row by itself, by the row's start."""
+        """The states that transformers computes for each row by itself, by the row's start."""
         return {start: self._code(rows.token_ids[None, start:end])[0] for start, end in pairwise(rows.starts)}
 
     def _run_one(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ def is_known_encoder(architecture: str) -> bool:
 
 
 def labels_of(architecture: str) -> Labels:
-    """What the head of a class of this name labels."""
+    """The kind of labels of the head of a class with this name."""
     is_of = (kind for kind, table in _OF_LABELS.items() if any(architecture in names_of(x) for x in table.values()))
     return next(is_of, "")
 

@@ -85,7 +85,7 @@ class TransformersClassifier(TransformersTextEncoder, Classifier):
 
 
 def _find_pooler(encoder: Any) -> Any:
-    """What maps states [n, 1, hidden_size] to the pooler's output, or None without a pooler."""
+    """The function from states [n, 1, hidden_size] to the pooler's output; None without a pooler."""
     pooler = getattr(encoder, "pooler", None)
     if pooler is None:
         return None

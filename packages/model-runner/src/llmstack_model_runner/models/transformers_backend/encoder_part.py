@@ -25,7 +25,7 @@ _TEXT_PARTS = ("model.language_model", "lm_head")
 
 
 class EncoderPart:
-    """What a class has besides its text model and head, which are another model here.
+    """The parts of a class besides its text model and head, which are another model here.
 
     Attributes:
         config: Of the class. What it has no part for is None in it.

@@ -72,7 +72,7 @@ class PackedRows:
         self, token_ids: torch.Tensor, positions: torch.Tensor, starts: list[int],
         token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """As `RowsRun` says, in as few calls of the model as there can be."""
+        """Computes rows, as `RowsRun` says, in as few calls of the model as there can be."""
         parts: list[list[int]] = [[starts[0]]]
         for start, end in pairwise(starts):
             if end - parts[-1][0] > self._num_positions and start > parts[-1][0]:
@@ -97,7 +97,7 @@ class EqualRows:
         self, token_ids: torch.Tensor, positions: torch.Tensor, starts: list[int],
         token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """As `RowsRun` says, in one call of the model for each length, or several where scores are many."""
+        """Computes rows, as `RowsRun` says, in one call of the model for each length, or in several for many scores."""
         length_to_firsts: dict[int, list[int]] = {}
         for start, end in pairwise(starts):
             length_to_firsts.setdefault(end - start, []).append(start)

@@ -139,7 +139,7 @@ class TransformersModel(TransformersBase, CausalLM):
 
 
 def _declared_spec(config: PreTrainedConfig) -> ModelKVSpec:
-    """What the configuration says, of its first layer where layers differ."""
+    """The memory by the configuration, of its first layer where layers differ."""
     num_heads = _number(config, "num_attention_heads", 1)
     layer = keys_and_values(
         _number(config, "num_key_value_heads", num_heads),

@@ -69,7 +69,7 @@ class TransformersEncoder(PartEncoder, ImageEncoder):
         return MediaItem(b"", "image", 0, layout.num_vectors, (), layout.grid, layout.num_units), layout.num_bytes
 
     def _work_bytes_of(self, layout: ImageLayout) -> int:
-        """As every encoder, and besides the states between layers, and scores of patches where all are computed."""
+        """The memory as of every encoder, with states between layers, and scores of patches where all are computed."""
         crops = layout.shape[0]
         numbers = layout.num_units * self._depth * self._widths[0] + 2 * layout.num_units**2 // crops
         return super()._work_bytes_of(layout) + numbers * self._dtype.itemsize
@@ -105,7 +105,7 @@ class TransformersEncoder(PartEncoder, ImageEncoder):
 
 
 class BackendEncoders(SeveralEncoders):
-    """What encodes pictures, and what encodes sound where the checkpoint has that too."""
+    """The encoder of pictures, and that of sound where the checkpoint has one."""
 
     @classmethod
     def of(

@@ -252,5 +252,5 @@ def _metadata(lengths: Sequence[int], block_size: int, device: torch.device) -> 
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the weights of a model are."""
+    """The device of the weights of a model."""
     return next(model.parameters()).device

@@ -55,7 +55,7 @@ class TransformersSounds(PartEncoder):
 
     @property
     def work_bytes(self) -> int:
-        """What is before the first layer, the states, and the output of every layer."""
+        """The memory of the parts before the first layer, the states, and the output of every layer."""
         states = self._largest.num_units * self._state_size * (_COPIES + self._part.depth)
         return (self._numbers_before() + states) * max(4, self._dtype.itemsize)
 
@@ -64,7 +64,7 @@ class TransformersSounds(PartEncoder):
         return int(self._part.config.audio_config.hidden_size)
 
     def _numbers_before(self) -> int:
-        """Those of the frames under all channels of the first convolution."""
+        """The numbers of the frames under all channels of the first convolution."""
         channels: int = max(self._part.config.audio_config.subsampling_conv_channels)
         return self._num_bins * self._largest.grid[0] * channels
 
@@ -87,7 +87,7 @@ class TransformersSounds(PartEncoder):
 
 
 class GraniteSpeechSounds(TransformersSounds):
-    """That of Granite Speech. States attend to those of their own block, whose distances count."""
+    """The encoder of Granite Speech. States attend to those of their own block, whose distances count."""
 
     @property
     def _state_size(self) -> int:

@@ -34,7 +34,7 @@ _JOINS = (("MergeModulelist",), ("MergeModulelist", "Concatenate"))
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a tensor of the checkpoint goes: the model's tensor, and the converter that makes it, if there is one."""
+    """The target of a checkpoint's tensor: the model's tensor, and the converter that makes it, if there is one."""
 
     name: str
     target: str

@@ -32,7 +32,7 @@ _VARIANTS = (SamplingVariant.RANDOM, SamplingVariant.GREEDY, None)
 
 
 class _Key(NamedTuple):
-    """What a captured step does.
+    """The work of a captured step, as a key.
 
     Attributes:
         size: Number of rows.

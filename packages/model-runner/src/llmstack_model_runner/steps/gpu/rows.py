@@ -74,7 +74,7 @@ class DeviceRows:
     def advance_states(
         self, device_rows: torch.Tensor, token_ids: torch.Tensor, is_good: torch.Tensor, results: torch.Tensor
     ) -> None:
-        """As `advance`, with room for the results, and for a graph: what the host knows stays as it is."""
+        """Advances as `advance`, with room for the results, and for a graph: the host's state stays as it is."""
         for state in self.states:
             advance_rows(state, device_rows, token_ids, is_good, results)
 
