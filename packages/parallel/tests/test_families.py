@@ -44,6 +44,17 @@ def test_stages_of_several_ranks_have_the_bits_of_one_stage(name: str, folders: 
     assert (both.outputs, both.logprobs) == (shared.outputs, shared.logprobs)
 
 
+@pytest.mark.parametrize(
+    "name", [name if name == "gemma" else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES]
+)
+def test_stages_pass_states_on_in_the_type_of_the_model(name: str, folders: Path) -> None:
+    """Scales of Gemma's norms have another one."""
+    folder = write_family(folders / name, name)
+    alone = run_schedule(make_config(folder, dtype="bfloat16"), seed=1)
+    staged = run_schedule(make_config(folder, dtype="bfloat16", pipeline_parallel_size=2), seed=1)
+    assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(3, 9))
 @pytest.mark.parametrize("name", FAMILIES)

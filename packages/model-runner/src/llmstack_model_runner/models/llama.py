@@ -59,6 +59,7 @@ class Llama(CausalLM):
         layer = settings.layers[0]
         self._sharding = sharding()
         self._hidden_size = settings.hidden_size
+        self._like = torch.empty(0, dtype=dtype, device=device)  # the norm's scale may have another type
         self.kv_spec = ModelKVSpec(
             tuple(spec for entry in settings.layers if (spec := entry.kv_spec(dtype)) is not None),
             vocab_size=settings.vocab_size,
@@ -211,7 +212,7 @@ class Llama(CausalLM):
         if self._sharding.is_first_stage:
             return self._tokens(token_ids, given=given), None
         shape = (token_ids.shape[0], self._hidden_size)
-        hidden, residual = self._sharding.receive(2, self._norm.weight, shape)
+        hidden, residual = self._sharding.receive(2, self._like, shape)
         return hidden, residual
 
     def _leave(self, hidden: torch.Tensor, residual: torch.Tensor) -> None:

@@ -129,7 +129,7 @@ class Zamba2(HybridModel):
             self._embedded.vectors = self._tokens(token_ids, given=given)
             return self._embedded.vectors, None
         shape = (token_ids.shape[0], self._hidden_size)
-        hidden, residual, self._embedded.vectors = self._sharding.receive(3, self._norm.weight, shape)
+        hidden, residual, self._embedded.vectors = self._sharding.receive(3, self._like, shape)
         return hidden, residual
 
     def _leave(self, hidden: torch.Tensor, residual: torch.Tensor) -> None:
