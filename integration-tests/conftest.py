@@ -116,6 +116,10 @@ class Server:
         """The API processes of a server that has several."""
         return self._pids_of("llmstack_server.serving.api_worker")
 
+    def rank_pids(self) -> list[int]:
+        """The ranks beside those in the engine cores."""
+        return self._pids_of("llmstack_parallel.rank")
+
     def _pids_of(self, module: str) -> list[int]:
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,3 +235,35 @@ def test_what_does_not_fit_leaves_the_weights_as_they_are(start: Any, tmp_path: 
         assert status == 400
         assert "the weights of this folder are in use" in answer["error"]["message"]
         assert answer_of(served)[0] == before
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [("-tp", "2"), ("-pp", "2")], ids=" ".join)
+def test_all_ranks_change_or_none(
+    ranks: tuple[str, str], start: Any, serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    begin, policy, root = start
+    write_weights(policy, root / "good")
+    other_weights(policy, root / "second", 5)
+    # Rows that the last rank alone reads, whether it has the last heads or, as rank 1, the first layer.
+    rows = "model.layers.0.self_attn.q_proj.weight"
+    broken(root, "nan", lambda tensors: tensors[rows][-1].fill_(math.nan))
+    whole = shutil.copytree(tmp_path / "policy", tmp_path / "whole")
+    shutil.copy(root / "second" / "model.safetensors", whole)
+    with serve(str(whole), *OPTIONS, *ranks) as server:
+        expected = answer_of(Served(server, root))[0]
+    with begin("--block-size", "8", *ranks) as server:
+        served = Served(server, root)
+        first, _, name = answer_of(served)
+        assert answer_of(served)[1] > 0  # the prompt is cached
+        status, answer, _ = server.post("/update_weights", {"update_info": {"path": "nan"}})
+        assert (status, "NaN or infinite" in answer["error"]["message"]) == (409, True), answer
+        assert answer_of(served)[::2] == (first, name)
+        served.post("/update_weights", {"update_info": {"path": "second"}})
+        second, num_cached, other_name = answer_of(served)
+        assert (second, num_cached) == (expected, 0)
+        assert (second != first, other_name != name) == (True, True)
+        (killed,) = server.rank_pids()
+        os.kill(killed, signal.SIGKILL)
+        assert answer_of(served)[0] == second  # by the ranks that take their place
+        assert server.rank_pids() != [killed]

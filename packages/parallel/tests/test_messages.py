@@ -18,6 +18,7 @@ from llmstack_parallel.messages import (
     MasksMessage,
     Message,
     StepMessage,
+    WeightsMessage,
 )
 from llmstack_types import (
     NewRequest,
@@ -65,6 +66,9 @@ STEP = SchedulerOutput(
         AdapterMessage(AdapterCall.READ, "style@d.1", "/adapters/style"),
         MasksMessage(4, TokenMasks(["a"], bytearray(b"\xff\x01\x02\x03"))),
         Answer((1, 2**40)),
+        Answer(digest="0f" * 16),
+        WeightsMessage("/weights/step-17"),
+        WeightsMessage(),
         Failure("there is no model"),
     ],
 )
@@ -98,8 +102,8 @@ def test_a_step_arrives_with_all_its_fields() -> None:
         (b"\xc1", "not a message"),
         (msgpack.packb([1, 16, 5, []]), "version"),
         (msgpack.packb([VERSION, 99, 5]), "unknown tag"),
-        (msgpack.packb([VERSION, 16, 5]), "list of 1 items"),
-        (msgpack.packb([VERSION, 16, 5, ["x"]]), "integers"),
+        (msgpack.packb([VERSION, 16, 5]), "list of 2 items"),
+        (msgpack.packb([VERSION, 16, 5, ["x"], ""]), "integers"),
         (msgpack.packb([VERSION, 1, 5, 77, []]), "call must be one of"),
         (msgpack.packb([VERSION, 2, 5, 0, [1], False, []]), "scheduled must be a list of 11"),
         (msgpack.packb([VERSION, 3, 5, 0, [["a"], "x"]]), "bits"),

@@ -263,7 +263,7 @@ class EngineCore:
         self._audits.interrupt()
         updating = cast("UpdatingRunner", self.runner)
         if not hasattr(self.runner, "update_weights") or self._ready_with is None:
-            return "this model runner does not change weights in place; one of several ranks does not", "", ""
+            return "this model runner does not change weights in place", "", ""
         if self.sleep_level:
             return "the engine sleeps", "", ""
         if not self._settle() or not self.reset_prefix_cache():

@@ -151,14 +151,12 @@ def load_served_model(config: ModelRunnerConfig, device: torch.device, sharding:
 def check_weights(config: ModelRunnerConfig, path: str, device: torch.device, sharding: Sharding) -> ModelRunnerConfig:
     """The configuration of the same model with the weights of another folder, after reading each of them once.
 
-    Nothing is kept of them. One tensor at a time is in memory.
+    Of several ranks each reads its part. Nothing is kept of them. One tensor at a time is in memory.
 
     Raises:
         ModelFilesError: A file is missing or damaged.
         ValueError: They cannot take the place of the present ones: names, shapes, numbers, or another configuration.
     """
-    if config.num_ranks > 1:
-        raise ValueError("The weights of several ranks are not changed in place.")
     changed = config.with_weights(path)
     model_config, checkpoint_format, scheme = read_served_config(changed)
     if checkpoint_format is not None or gguf_weights(Path(config.model_path)):

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_parallel.messages import MESSAGES, AdapterCall, AdapterMessage, Answer, Failure, TextsMessage
+from llmstack_parallel.messages import (
+    MESSAGES,
+    AdapterCall,
+    AdapterMessage,
+    Answer,
+    Failure,
+    TextsMessage,
+    WeightsMessage,
+)
 from llmstack_parallel.protocols import Peers
-from llmstack_parallel.rank_loop import START_TIMEOUT_S
+from llmstack_parallel.rank_loop import START_TIMEOUT_S, tried
 
 
 class BesideSteps(ABC):
@@ -78,14 +86,23 @@ class BesideSteps(ABC):
         """
         self._ask_all(TextsMessage(is_due=True))
 
-    def _ask_all(self, message: AdapterMessage | TextsMessage) -> None:
-        """Returns when all other ranks have done it; raises ValueError where one cannot."""
+    def _ask_all(
+        self, message: AdapterMessage | TextsMessage | WeightsMessage, own: Callable[[], object] = lambda: None
+    ) -> list[Answer]:
+        """The answers of all other ranks, once they have done it, and rank 0 has done `own` meanwhile.
+
+        Raises:
+            ValueError: One of them cannot; the others have done it.
+        """
         self._settle()
         self._send_to_all(message)
-        for answer in self._receive_all(START_TIMEOUT_S):
+        mine = tried(own)
+        answers = self._receive_all(START_TIMEOUT_S)
+        for answer in (mine, *answers):
             if isinstance(answer, Failure):
                 raise ValueError(answer.reason)
+        return [answer for answer in answers if isinstance(answer, Answer)]
 
-    def _send_to_all(self, message: AdapterMessage | TextsMessage) -> None:
+    def _send_to_all(self, message: AdapterMessage | TextsMessage | WeightsMessage) -> None:
         peers, _ = self._started
         self._send(peers.channels, MESSAGES.encode(message, peers.epoch))

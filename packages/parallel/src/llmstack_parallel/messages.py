@@ -17,7 +17,7 @@ from llmstack_engine_core.messages.rows import row
 from llmstack_engine_core.messages.steps import STEP
 from llmstack_types import SchedulerOutput, TokenMasks
 
-VERSION: Final = 5
+VERSION: Final = 6
 MAX_FRAME_BYTES: Final = 256 * 2**20
 MAX_EPOCH: Final = 2**64 - 1
 _ADDRESS: Final = text(256)
@@ -109,6 +109,16 @@ class TextsMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsMessage:
+    """A folder of weights to check; without a path, those checked last take the place of those in use, or give it back.
+
+    Each rank answers.
+    """
+
+    path: Annotated[str, text(4096)] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksMessage:
     """KV blocks to read, or to write.
 
@@ -149,9 +159,15 @@ class MeetMessage:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A call was successful; its numbers are the results."""
+    """A call was successful.
+
+    Attributes:
+        numbers: The results.
+        digest: That of the weights that were updated, after a `WeightsMessage`.
+    """
 
     numbers: Annotated[tuple[int, ...], _COUNTERS] = ()
+    digest: Annotated[str, text(64)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +178,10 @@ class Failure:
     numbers: tuple[int, ...] = field(default=(), init=False)
 
 
-ToRank = CallMessage | StepMessage | MasksMessage | AdapterMessage | TextsMessage | BlocksMessage | MeetMessage
+ToRank = (
+    CallMessage | StepMessage | MasksMessage | AdapterMessage | TextsMessage | WeightsMessage | BlocksMessage
+    | MeetMessage
+)  # fmt: skip
 Message = ToRank | Answer | Failure | BlockBytes
 
 MESSAGES: Final[MessageSet[Message]] = MessageSet(
@@ -177,6 +196,7 @@ MESSAGES: Final[MessageSet[Message]] = MessageSet(
         5: row(MeetMessage),
         6: row(BlocksMessage),
         7: row(TextsMessage),
+        8: row(WeightsMessage),
         16: row(Answer),
         17: row(Failure, absent=("numbers",)),
         18: row(BlockBytes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from llmstack_engine_core.messages.kinds import CodecError
 from llmstack_model_runner.layers.sharding import Sharding
@@ -22,6 +23,7 @@ from llmstack_parallel.messages import (
     Message,
     StepMessage,
     TextsMessage,
+    WeightsMessage,
 )
 from llmstack_parallel.protocols import Channel, Exchange
 from llmstack_parallel.rank_blocks import block_sizes, reads
@@ -84,6 +86,8 @@ class RankLoop:
             self._handle_adapter(message)
         elif isinstance(message, TextsMessage):
             self._handle_texts(message)
+        elif isinstance(message, WeightsMessage):
+            self._channel.send(MESSAGES.encode(self._handle_weights(message.path), self._epoch))
         elif isinstance(message, BlocksMessage):
             self._handle_blocks(message)
         else:
@@ -128,15 +132,15 @@ class RankLoop:
         self._channel.send(MESSAGES.encode(answer, self._epoch))
 
     def _add_adapter(self, identity: str) -> Answer | Failure:
-        """An error of an adapter is no error of the rank."""
         reading = self._reads.pop(identity, None)
         if reading is None:
             return Failure("the adapter was not read")
-        try:
-            self._runner.add_adapter(identity, reading.result())
-        except (LLMStackError, ValueError, MemoryError) as error:
-            return Failure(str(error) or type(error).__name__)
-        return Answer()
+        return tried(lambda: self._runner.add_adapter(identity, reading.result()))
+
+    def _handle_weights(self, path: str) -> Answer | Failure:
+        runner = self._runner
+        answer = tried(partial(runner.check_weights, path) if path else runner.exchange_weights)
+        return Answer(digest=runner.updated_digest) if isinstance(answer, Answer) else answer
 
     def _answer(self, message: CallMessage) -> Answer | Failure:
         try:
@@ -187,6 +191,15 @@ class RankLoop:
         if not isinstance(message, MasksMessage) or message.number != self._num_steps - 1:
             raise CodecError("the masks of another step came")
         return message.masks
+
+
+def tried(do: Callable[[], object]) -> Answer | Failure:
+    """The answer of a rank that does something; an error of what it was given is no error of the rank."""
+    try:
+        do()
+    except (LLMStackError, ValueError, MemoryError) as error:
+        return Failure(str(error) or type(error).__name__)
+    return Answer()
 
 
 _CALLS: dict[Call, Callable[[RankLoop, tuple[int, ...]], tuple[int, ...]]] = {

@@ -10,7 +10,6 @@ from time import monotonic, sleep
 
 from llmstack_kernels.collective import CollectiveError
 from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_parallel.beside_steps import BesideSteps
 from llmstack_parallel.errors import LostRankError
 from llmstack_parallel.messages import (
     MESSAGES,
@@ -27,6 +26,7 @@ from llmstack_parallel.peers import start_peers
 from llmstack_parallel.protocols import Peers
 from llmstack_parallel.rank_blocks import RankParts, block_sizes, receive_part, writes
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
+from llmstack_parallel.rank_weights import RankWeights
 from llmstack_parallel.topology import Topology
 from llmstack_types import (
     EngineStartError,
@@ -47,7 +47,7 @@ MakePeers = Callable[[ModelRunnerConfig], Peers]
 _POLL_MS = 100
 
 
-class ParallelRunner(BesideSteps):
+class ParallelRunner(RankWeights):
     """Rank 0 of a model, which lives in the engine core's process and drives the others; used by one thread.
 
     Every rank gets every step, and computes its part when the ranks before it have computed theirs. Ranks with logits

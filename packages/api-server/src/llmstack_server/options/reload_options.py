@@ -179,8 +179,6 @@ class ReloadOptions(OptionGroup):
             ("is_headless", processes.is_headless, "headless serves no HTTP"),
             ("num_api_servers", processes.num_api_servers > 1, "one process follows the weights"),
             ("data_parallel_size", engine.data_parallel_size > 1, "one engine core would change before the others"),
-            ("tensor_parallel_size", engine.tensor_parallel_size > 1, "ranks do not change weights in place"),
-            ("pipeline_parallel_size", engine.pipeline_parallel_size > 1, "ranks do not change weights in place"),
         ):
             if is_given:
                 yield Problem(f"{flag} and {{{name}}} exclude each other: {reason}")

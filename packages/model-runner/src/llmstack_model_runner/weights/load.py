@@ -75,7 +75,7 @@ def load_weights(
 
 
 def read_without_keeping(model: Loadable, folder: str | Path) -> None:
-    """Reads all weights of a folder as `load_weights` does, and keeps none: the model stays as it is.
+    """Reads the weights of a folder as `load_weights` does, and keeps none: the model stays as it is.
 
     Raises:
         ValueError: Tensors are missing, of a wrong shape, quantized, or not finite.
@@ -91,7 +91,7 @@ def read_without_keeping(model: Loadable, folder: str | Path) -> None:
 
 
 def _read_only(slot: WeightSlot) -> WeightSlot:
-    return replace(slot, load=lambda tensor: None, load_stored=None, load_table=None, part=None, skip=None)
+    return replace(slot, load=lambda tensor: None, load_stored=None, load_table=None, skip=None)
 
 
 def _weights(

@@ -40,7 +40,7 @@ def run_schedule(config: ModelRunnerConfig, seed: int, adapters: Mapping[str, Pa
         assert runner.available_kv_bytes() > 0
         runner.initialize_kv_cache(NUM_BLOCKS)
         add_adapters(runner, adapters)
-        return _drive(runner, seed, [None, *adapters])
+        return drive(runner, seed, [None, *adapters])
     finally:
         runner.shutdown()
 
@@ -95,7 +95,8 @@ def add_adapters(runner: ModelRunner | ParallelRunner, adapters: Mapping[str, Pa
         runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
 
 
-def _drive(runner: Any, seed: int, adapters: Sequence[str | None] = (None,), num_steps: int = 24) -> Run:
+def drive(runner: Any, seed: int, adapters: Sequence[str | None] = (None,), num_steps: int = 24) -> Run:
+    """The schedule in a runner without rows, which has none again at its end."""
     rng = random.Random(seed)
     driver = StepDriver(runner, NUM_BLOCKS)
     run = Run(driver.outputs)
@@ -123,6 +124,9 @@ def _drive(runner: Any, seed: int, adapters: Sequence[str | None] = (None,), num
         output = driver.step(chosen)
         for request_id, entries in output.logprobs.items():
             run.logprobs.setdefault(request_id, []).extend(entries)
+    for request_id in ids:
+        driver.remove(request_id)
+    driver.step({})
     return run
 
 
