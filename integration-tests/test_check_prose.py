@@ -96,6 +96,15 @@ def test_a_complaint_names_the_line_of_the_expression(complaints: Complaints) ->
     assert [line.split(":")[0] for line in complaints("packages/p/src/m.py", text)] == ["7"]
 
 
+@pytest.mark.parametrize("start", ["What", "Those of", "The same of", "How many", "So many", "Of each", "From now on"])
+def test_a_docstring_that_begins_with_a_pronoun_is_refused_in_sources(complaints: Complaints, start: str) -> None:
+    text = f'"""Module with one function."""\n\n\ndef f():\n    """{start} blocks that are free."""\n'
+    assert any("begin with the noun" in line for line in complaints("packages/a/src/b.py", text))
+    assert complaints("packages/a/tests/b.py", text) == []
+    text = text.replace(start, "The same number of")
+    assert complaints("packages/a/src/b.py", text) == []
+
+
 @pytest.mark.parametrize("docstring", ["Yes.", "The fields.", "Sums three numbers."])
 def test_a_docstring_of_three_words_or_fewer_is_refused_in_sources(complaints: Complaints, docstring: str) -> None:
     text = f'"""Module with one function."""\n\n\ndef f():\n    """{docstring}"""\n'

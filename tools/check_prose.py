@@ -36,6 +36,11 @@ CHECKED: tuple[str, ...] = (
 MAX_FIRST_LINE = 80
 MIN_DOCSTRING_WORDS = 4
 MAX_SENTENCE_WORDS = 25
+# A reader of the docstring alone does not know what these stand for.
+PRONOUNS = re.compile(
+    r"(?:What|Those|That|From now on|So many|How many|It is|Of (?:each|the|an?|all|which|several)"
+    r"|The same(?:,| (?:of|in|for|with|between|from|under|on|as|after|before)\b))\b"
+)
 # History stays as it was written, and the word list has to name what it bans.
 NOT_PROSE = ("CHANGELOG.md", "word_list.py", "test_check_prose.py")
 GLOSSARY = ROOT / "docs" / "glossary.md"
@@ -137,8 +142,10 @@ def docstrings(tree: ast.Module) -> dict[ast.AST, Prose]:
 
 
 def docstring_complaints(tree: ast.Module, documented: dict[ast.AST, Prose]) -> Iterator[tuple[int, str]]:
-    """Complaints about the length of docstrings, and of the module's first line."""
+    """Complaints about the length and the beginning of docstrings, and about the module's first line."""
     for prose in documented.values():
+        if (pronoun := PRONOUNS.match(prose.text.strip())) is not None:
+            yield prose.line, f'docstring "{pronoun[0]} ...": begin with the noun that this stands for, or with a verb'
         if len(prose.text.split()) < MIN_DOCSTRING_WORDS:
             yield prose.line, f'docstring "{prose.text.strip()}": say something or leave it out'
     if tree.body and isinstance(tree.body[0], ast.Expr) and tree.body[0].value in documented:

@@ -1,4 +1,4 @@
-"""What is known of the sessions of a tenant: their last prompts, and their pauses."""
+"""Sessions of a tenant that are known: their last prompts, and their pauses."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class MediaFront:
         background: tuple[int, int, int] | None = None,
         video_options: Mapping[str, object] | None = None,
     ) -> None:
-        """What the front end uses.
+        """Takes the parts and limits of the front end.
 
         Args:
             files: The arguments of `processors`.

@@ -1,4 +1,4 @@
-"""What all ranks read beside their steps: adapters, and the texts of tokens."""
+"""Reads of all ranks beside their steps: adapters, and the texts of tokens."""
 
 from __future__ import annotations
 

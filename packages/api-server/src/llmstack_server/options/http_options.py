@@ -142,7 +142,7 @@ class RateLimits(OptionGroup):
 
 @positional_group
 class ResponseStoreConfig(OptionGroup):
-    """How many responses of `/v1/responses` are kept; none where `max_responses` is 0."""
+    """The limit of kept responses of `/v1/responses`; none are kept where `max_responses` is 0."""
 
     title = "Limits"
 

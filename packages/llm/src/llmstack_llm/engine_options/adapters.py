@@ -35,7 +35,7 @@ def check_media_adapters(value: Mapping[str, object]) -> Mapping[str, object]:
 
 @option_group
 class AdapterOptions(AdapterSettings, OptionGroup):
-    """How many LoRA adapters are served, and how large they may be."""
+    """Limits of the number and the size of LoRA adapters."""
 
     title = "LoRA adapters"
 

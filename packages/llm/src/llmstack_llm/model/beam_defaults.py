@@ -1,4 +1,4 @@
-"""What a model's own file says about beam searches."""
+"""Defaults of beam searches in a model's own file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes the drafts of a step, and the blocks of a draft head."""
+"""Makers of the drafts of a step, and the blocks of a draft head."""
 
 from __future__ import annotations
 
