@@ -38,7 +38,7 @@ _OF_ONE_MODEL: Final = frozenset({"--state-dir", "--enable-sleep-mode", "--reloa
 
 
 def advice_on(folder: str, *, has_several_models: bool) -> str:
-    """A sentence on the options that open the routes of an entry of `OPTIONS`; a server with several models never has some of them."""
+    """A sentence on the options that open an entry of `OPTIONS`; a server with several models never has some."""
     if has_several_models and not _OF_ONE_MODEL.isdisjoint(OPTIONS[folder]):
         return "A server with several models does not have this route."
     return f"The server has this route with {' and '.join(OPTIONS[folder])}."
