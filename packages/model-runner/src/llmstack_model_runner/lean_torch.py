@@ -22,7 +22,7 @@ PARTS: Final = (
     "torch.utils.data", "torch.distributions", "torch.nested", "torch.ao", "torch.nn.intrinsic",
     "torch.nn.qat", "torch.nn.quantizable", "torch.nn.quantized", "torch.quantization", "torch.masked",
     "torch.export", "torch.func", "torch._higher_order_ops", "torch._higher_order_ops.invoke_subgraph",
-    "torch.distributed._meta_registrations", "torch._meta_registrations",
+    "torch.distributed._meta_registrations", "torch._meta_registrations", "torch._native",
 )  # fmt: skip
 """In the order in which PyTorch imports them."""
 NAMES: Final = (
