@@ -108,7 +108,7 @@ class SessionLoad:
     _most_open: int = 0
 
     async def run(self, requests: Sequence[BenchRequest]) -> LoadResult:
-        """Runs the sessions of these first requests to their ends. One whose request fails ends there."""
+        """Runs the sessions of these first requests to their ends. A session ends where a request fails."""
         cpu_s, self._started_s = time.process_time(), time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for request in requests:

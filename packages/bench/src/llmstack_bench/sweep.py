@@ -228,7 +228,7 @@ def _bench_command(options: argparse.Namespace, one: _Measurement, port: int) ->
 
 
 def _write_summary(folder: Path, measurements: Sequence[_Measurement]) -> None:
-    """All numbers of all measurements, with the flags that they belong to."""
+    """Writes all numbers of all measurements with their flags."""
     rows = []
     for one in measurements:
         result = json.loads(one.path.read_text(encoding="utf-8"))

@@ -260,7 +260,7 @@ class Encoding:
             self._begun = 0
 
     def state(self) -> dict[str, Any]:
-        """All that its decisions depend on, as builtins."""
+        """The data on which its decisions depend, as builtins."""
         return {
             "numbers": self.numbers.state(),
             "entries": [

@@ -174,7 +174,7 @@ class AdapterGate(Stage):
         self._leaving.clear()
 
     def shutdown(self) -> None:
-        """Ends the thread when it has read what it reads."""
+        """Ends the thread once it has read its adapter."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ask_for(self, name: str, path: str) -> None:

@@ -341,7 +341,7 @@ def with_media(config: SchedulerConfig, media: MediaSpec | None) -> SchedulerCon
 
 
 def with_whole_prompts(config: SchedulerConfig) -> SchedulerConfig:
-    """The configuration for a model whose tokens all attend to each other: each prompt is computed in one step."""
+    """The configuration for bidirectional models, where each prompt is computed in one step."""
     if config.max_num_batched_tokens < config.max_model_len:
         logger.warning("max_num_batched_tokens raised from %d to %d: this model computes each prompt in one step",
                        config.max_num_batched_tokens, config.max_model_len)  # fmt: skip

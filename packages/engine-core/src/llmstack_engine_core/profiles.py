@@ -56,7 +56,7 @@ class StepProfiles(EventHook):
         return ""
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
-        """Ends a profile that has all its steps."""
+        """Ends a profile after its last step."""
         if self._num_left is None:
             return
         self._num_left -= 1

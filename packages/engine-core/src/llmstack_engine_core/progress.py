@@ -48,7 +48,7 @@ class SharedProgress:
         _COUNT.pack_into(self._memory, 0, self._num_advances)
 
     def advance(self, expected_s: float = 0.0) -> None:
-        """Notes progress, and that what follows takes about so long."""
+        """Notes progress, and how long the next work is expected to take."""
         _EXPECTED.pack_into(self._memory, _EXPECTED_AT, expected_s)
         self._num_advances += 1
         _COUNT.pack_into(self._memory, 0, self._num_advances)

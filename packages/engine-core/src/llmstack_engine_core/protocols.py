@@ -244,7 +244,7 @@ class KVTransfer(Protocol):
         ...
 
     def num_exports(self) -> int:
-        """Exports that are kept now; those that have expired are not among them."""
+        """The number of kept exports, without expired ones."""
         ...
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ class EchoModelRunner:
             raise ValueError(f"{Path(path).name} has no adapter_config.json.") from error
 
     def add_adapter(self, identity: str, adapter: object) -> None:
-        """Notes it, so that a request of another one is an error."""
+        """Notes the adapter, so that a request of another one is an error."""
         self.adapters.append(identity)
 
     def remove_adapter(self, identity: str) -> None:

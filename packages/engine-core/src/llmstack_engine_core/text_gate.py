@@ -59,7 +59,7 @@ class TextGate(Stage):
         return [(request, refusal) for request in waiting.values()]
 
     def _hold(self) -> ValueError | None:
-        """Makes them sure in all ranks; why they are not."""
+        """Lets all ranks hold the texts of tokens; returns the error if they cannot."""
         try:
             self._runner.hold_token_texts()
         except ValueError as error:
@@ -73,5 +73,5 @@ class TextGate(Stage):
             self.waiting.pop(request_id, None)
 
     def shutdown(self) -> None:
-        """Ends the thread when it has read what it reads."""
+        """Ends the thread once it has read its text."""
         self._thread.shutdown(wait=False, cancel_futures=True)

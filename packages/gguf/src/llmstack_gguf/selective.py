@@ -106,7 +106,7 @@ def _sizes(values: Values) -> dict[str, int]:
 
 
 def _places(kind: str, numbers: list[int], num_layers: int) -> dict[str, int]:
-    """Distance and first number of some layers, which must be all that these two say."""
+    """Period and offset of some layers, which must follow from these two numbers."""
     if not numbers:
         raise GGUFError(f"it has no layer of the kind {kind!r}.")
     period = numbers[1] - numbers[0] if len(numbers) > 1 else num_layers

@@ -98,7 +98,7 @@ def variants() -> Mapping[str, tuple[str, ...]]:
 
 
 def named_variants() -> list[str]:
-    """Names of this family's variants, those that share a library with another before it; best first."""
+    """Names of this family's variants, best first; two of them may share a library."""
     sharers = {library: name for name, library in _SHARED_LIBRARIES.items()}
     return [name for library in variants() for name in (sharers.get(library), library) if name]
 

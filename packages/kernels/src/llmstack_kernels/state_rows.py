@@ -12,7 +12,7 @@ Places = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """The rows of a step, the states that they begin with, and those that they leave.
+    """The rows of a step, with the states at their beginnings and at their ends.
 
     Row i owns the tokens [query_start_loc[i], query_start_loc[i + 1]). It reads block `sources[i]`, and the state after
     its known tokens is written to block `targets[i]`. Its drafts, which follow the known tokens, change no block. No

@@ -103,7 +103,7 @@ class BlockTable(Segment):
         return list(compress(passed, is_useful)), list(compress(passed, map(not_, is_useful)))
 
     def fork(self, num_full_blocks: int) -> BlockTable:
-        """A table that shares this one's first `num_full_blocks` blocks, which both then only read."""
+        """A table that shares the first `num_full_blocks` blocks of this one, which both then only read."""
         child = BlockTable(
             self.salt, self.block_ids[: num_full_blocks - self.num_passed_blocks], num_full_blocks, self.useful
         )

@@ -46,7 +46,7 @@ class PauseGroups:
         group[pause] = pause.segment
 
     def exit(self, pause: Pause) -> None:
-        """A pause leaves its group, if it is in one."""
+        """Takes a pause out of its group, if it is in one."""
         key = pause.salt, pause.pause_class, pause.stage
         group = self._groups.get(key)
         if group is not None and pause in group:

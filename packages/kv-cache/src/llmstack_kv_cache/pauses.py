@@ -47,7 +47,7 @@ class PauseTable:
         self._worths.clear()
 
     def known(self, pause_class: PauseClass) -> PauseClass:
-        """The class, or that above it in which it counts, since there are `MAX_CLASSES` others."""
+        """The class, or a more general one in which it counts once there are `MAX_CLASSES` others."""
         for length in range(1, len(pause_class) + 1):
             if pause_class[:length] not in self._counts:
                 if len(self._counts) >= MAX_CLASSES:

@@ -211,7 +211,7 @@ class PrefixIndex:
             self.events.clear()
 
     def stored(self, state_identities: Iterable[int] = ()) -> Iterator[BlockStored | CompanionStored]:
-        """Everything that is in the index, parents before what is chained to them; then what belongs to it.
+        """The whole content of the index, parents before children; then the facts of each.
 
         `state_identities`: Contents after which there is a state.
         """

@@ -45,7 +45,7 @@ def segment_keys(token_ids: Sequence[int], block_size: int, salt: str = "", max_
 
 
 class _Run:
-    """Blocks that were stored after each other, as far as they are known.
+    """Blocks that were stored after each other, as far as known.
 
     Attributes:
         num_before: Tokens of the prefix before the run, in bytes, that belong to its first segment.
@@ -67,7 +67,7 @@ class _Run:
 
 
 class CachedSegments:
-    """The segments that one cache can find, from its events; exact after each of them.
+    """The segments that a cache can find, by its events; exact after each event.
 
     Attributes:
         keys: The keys of all segments, in the order in which they were stored.

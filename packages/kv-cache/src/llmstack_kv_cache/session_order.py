@@ -168,7 +168,7 @@ class SessionOrder(SessionLedger):
         return session
 
     def _go_on(self, tenant: Tenant, turn: Turn, owner: str) -> Session:
-        """The session of a prompt that extends a turn; where that is another one, what others have made of it."""
+        """The session of a prompt that extends a turn. In a new one, idle heirs of the turn count as siblings."""
         heirs, session = turn.heirs, super()._go_on(tenant, turn, owner)
         if session is turn.running.session:
             return session

@@ -105,7 +105,7 @@ def _place(prefix: Prefix) -> list[int]:
 
 
 class _Numbers:
-    """Numbers of sessions, turns and pauses, by which they name each other."""
+    """Numbers by which sessions, turns and pauses name each other in a snapshot."""
 
     def __init__(self) -> None:
         self.pauses: list[Pause] = []

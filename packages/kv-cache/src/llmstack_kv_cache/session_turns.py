@@ -147,11 +147,11 @@ class Turn:
         self.lost, self.prefix = self.lost or why, ROOT
 
     def note_end(self, prefix: Prefix, num_blocks: int, end: bytes) -> None:
-        """Its blocks, when it gives them up."""
+        """Notes the blocks of its request, which gives them up now."""
         self.prefix, self.num_blocks, self.end = prefix, num_blocks, end
 
     def num_known_tokens(self, token_ids: Sequence[int], block_size: int, block_of: BlockOf) -> int:
-        """Tokens of a prompt that extends it which were computed, in whole blocks: all of them, or the marked ones."""
+        """Computed tokens of a prompt that extends the turn, in whole blocks: all, or the marked ones."""
         num_tokens = (self.num_blocks or self.num_tokens // block_size) * block_size
         if self.end and not (num_tokens <= len(token_ids) and block_of(token_ids, num_tokens) == self.end):
             return self.running.num_marked
@@ -287,7 +287,7 @@ class Tenant:
         others[owner] = max(others.get(owner, 0), num_blocks)
 
     def num_kept_blocks(self, session: Session) -> int:
-        """First blocks of a session that another one may share: what it had from others, and what others had of it."""
+        """The first blocks of a session that others may share: found by it, or found of it."""
         alike = self._by_first.get(session.last.running.first) if session.last is not None else None
         turns = () if alike is None else (one for by_mark in alike.by_length.values() for one in by_mark.values())
         others = {turn.running.session for turn in turns if not turn.lost} - {session}

@@ -60,7 +60,7 @@ def allocate_block_storage(
 
 
 def _allocate_on_host(layers: Sequence[Sequence[BlockTensor]], num_blocks: int) -> list[tuple[torch.Tensor, ...]]:
-    """Blocks that each hold all layers together, so that the blocks in use are one stretch of memory.
+    """Allocates blocks that hold all layers together, so that the used ones are one stretch of memory.
 
     It is fresh anonymous memory, which the system clears page by page at the first use: torch.zeros writes all of it.
     Large pages are not asked for. Decodes read them 1.05 to 1.10 times as fast, but a server's first requests waited

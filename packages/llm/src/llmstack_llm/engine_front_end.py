@@ -241,7 +241,7 @@ class EngineFrontEnd:
         return await self._client.call(Control.LOAD_ADAPTER, identity, path)
 
     async def set_adapters(self, wanted: Sequence[Adapter]) -> None:
-        """Makes these, which are loaded, the adapters that requests can name, in place of all others."""
+        """Makes these loaded adapters the ones that requests can name, in place of all others."""
         await self.forget_adapters(self.replace_adapters(wanted))
 
     def replace_adapters(self, wanted: Sequence[Adapter]) -> list[Adapter]:

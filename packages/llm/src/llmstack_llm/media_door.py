@@ -171,7 +171,7 @@ async def _end(parts: Sequence[AsyncClosing]) -> None:
 
 
 async def decode_media(admitted: Sequence[AdmittedT]) -> list[AdmittedT]:
-    """The requests with their media decoded; each releases them when it ends.
+    """The requests with decoded media, which each request releases at its end.
 
     Raises:
         InvalidRequestError, ServerOverloadedError: As `OpenedMedia.prepare`; nothing is held.

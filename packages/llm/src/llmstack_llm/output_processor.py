@@ -159,7 +159,7 @@ class OutputProcessor:
         return self.pooling.add(prompt, request, on_end)
 
     def note_engine(self, outputs: Sequence[EngineCoreOutput], engine: EngineReady) -> None:
-        """These outputs, which are processed next, come from this engine core, which another one may replace."""
+        """Notes the engine core of the outputs that are processed next; another one may replace it."""
         for output in outputs:
             completion = self.request_id_to_completion.get(output.request_id)
             if completion is not None:

@@ -76,7 +76,7 @@ class OpenedMedia:
         return PreparedMedia(self._front._store, entry, self._asked.part.kind)
 
     def close(self) -> None:
-        """Forgets what was fetched. Idempotent; without it that is forgotten with this."""
+        """Forgets what was fetched. Idempotent; otherwise that ends with this object."""
         if self._source is not None:
             self._source.free()
 

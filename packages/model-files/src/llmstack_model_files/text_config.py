@@ -139,7 +139,7 @@ def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_speaker(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that reads and writes text, where another one speaks it; any other as it is."""
+    """The part of a configuration for text, where another part speaks; any other configuration as it is."""
     thinker = config.get("thinker_config")
     if config.get("model_type") != "qwen2_5_omni" or not isinstance(thinker, Mapping):
         return config

@@ -59,7 +59,7 @@ def import_lean() -> None:
 
 
 def import_parts() -> None:
-    """Imports the parts that were left out. What loads code of others, which may use any of them, calls it before.
+    """Imports the parts that were left out. It comes before foreign code, which may use any of them.
 
     One thread imports them, and others that ask wait for all of them: they import each other, so two threads that
     begin at two of them would each find modules that the other has not finished.

@@ -84,7 +84,7 @@ class WeightUpdates(ABC):
 
 
 def exchange(load: Callable[[], None], wake_up: Callable[[], None]) -> None:
-    """Lets `load` take other weights, and wakes what has them; where it fails, it is called again for those before.
+    """Lets `load` take the next weights, then wakes up; if it fails, it is called again for those before.
 
     Raises:
         WeightsReloadedError: They cannot be loaded, and those before are back.

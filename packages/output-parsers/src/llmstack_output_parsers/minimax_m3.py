@@ -154,7 +154,7 @@ class MiniMaxM3ToolParser(TaggedToolParser):
         return goes_on and (yield from self.reader.take_if(end))
 
     def _goes_on_after(self, marker: str) -> Steps[bool]:
-        """Whether this tag is next, and after it one that may follow it."""
+        """Whether this tag is next, with a tag behind it that may follow it."""
         if not (yield from self.reader.take_if(marker)):
             return False
         yield from self.reader.take_while(_SPACES, MAX_GAP_CHARS)

@@ -138,7 +138,7 @@ class TaggedToolParser(ToolParser):
 
     @functools.cached_property
     def _tags(self) -> tuple[str, ...]:
-        """All that may stand between parameters, each once."""
+        """The tags that may stand between parameters, each once."""
         return tuple(dict.fromkeys((self.parameter, self.function_end, *self.closings)))
 
     def _skip_to_tag(self) -> Steps[str]:

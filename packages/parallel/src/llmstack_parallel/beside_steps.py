@@ -40,7 +40,7 @@ class BesideSteps(ABC):
         """The answers of the other ranks."""
 
     def announce_adapter(self, identity: str, path: str) -> None:
-        """Lets all other ranks read an adapter beside their steps."""
+        """Lets the other ranks read an adapter beside their steps."""
         self._send_to_all(AdapterMessage(AdapterCall.READ, identity, path))
 
     def read_adapter(self, identity: str, path: str) -> object:

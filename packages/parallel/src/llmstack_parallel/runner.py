@@ -256,7 +256,7 @@ class ParallelRunner(RankWeights):
         return self._answers(START_TIMEOUT_S)
 
     def _answers(self, timeout_s: float) -> list[tuple[int, ...]]:
-        """The answers of all other ranks, which each call has."""
+        """The answers of all other ranks to a call; each answers each call."""
         answers = self._receive_all(timeout_s)
         for rank, answer in zip(self._started[0].channels, answers, strict=True):
             if isinstance(answer, Failure):

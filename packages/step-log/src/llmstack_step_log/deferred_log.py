@@ -94,7 +94,7 @@ class DeferredLog:
         self._calls.append((self._log.import_prefix, token_ids, salt, media))
 
     def mark(self) -> None:
-        """Marks this moment, whose state a snapshot has: so all calls before it are made first."""
+        """Marks the moment of a snapshot's state: all calls before it are made first."""
         self.wait()
         self._log.mark()
 

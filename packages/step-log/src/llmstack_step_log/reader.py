@@ -160,7 +160,7 @@ class RecordedRun:
 
 
 class Run(Protocol):
-    """A run, or what follows one of its snapshots."""
+    """A run from its beginning, or from a snapshot."""
 
     @property
     def header(self) -> LogHeader:

@@ -186,7 +186,7 @@ class LogFile:
         return read_snapshot(records[0].payload)
 
     def _find_snapshots(self) -> list[_Found]:
-        """All snapshots whose marks are there, too, in the order of their steps."""
+        """All snapshots with their marks, in the order of their steps."""
         marks: dict[int, int] = {}
         snapshots: dict[int, tuple[Place, int]] = {}
         for position in self._positions(self.header.marker):
@@ -368,7 +368,7 @@ def steps_before_damage(path: str | Path) -> int | None:
 
 @contextmanager
 def last_steps(path: str | Path, num_steps: int) -> Iterator[Run]:
-    """The run from a snapshot on that has so many steps behind it; all of it where there is none.
+    """The part of a run from a snapshot on with so many steps behind it; the whole run without one.
 
     Raises:
         StepLogError: It cannot be read, or is no log.

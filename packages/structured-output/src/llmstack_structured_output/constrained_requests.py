@@ -171,7 +171,7 @@ class ConstrainedRequests:
                     request.work.is_watched = True
 
     def _fill_watched(self, row: _Row, address: int, num_places: int) -> None:
-        """One row, by itself, so that its processor time is known."""
+        """Fills the mask of one row by itself, so that its processor time is known."""
         request, drafts, place = row
         if drafts:
             request.work.call(self._fill_together, [row], address, num_places, clock=time.process_time)

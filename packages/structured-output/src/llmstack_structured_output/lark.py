@@ -57,7 +57,7 @@ def unknown_name(text: str) -> str | None:
 
 
 def from_the_leaves(text: str) -> str | None:
-    """A grammar with the same errors, whose `start` has each rule behind all that it needs; None if that is as it is.
+    """A grammar with equal errors whose `start` has each rule behind all that it needs; None if it is so already.
 
     The library follows rules from `start`, and puts the whole text into an error again for each rule that it came
     through. At the end of 1,500 rules an error takes half a minute. Here it is one rule deep.

@@ -70,7 +70,7 @@ class _Search:
         return [*members.values()]
 
     def _number(self, nodes: list[Schema], above: frozenset[int]) -> int:
-        """Patterns of one string under these schemas. `above`: Branches that these are within."""
+        """The number of patterns of one string under these schemas. `above`: Branches around them."""
         members = self._together(nodes)
         number = sum(isinstance(member.get("pattern"), str) for member in members)
         for branches in _choices(members):

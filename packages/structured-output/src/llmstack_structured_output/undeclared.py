@@ -139,7 +139,7 @@ class _Closing:
                     stack.append(target_of(self._root, one["$ref"]))
 
     def _all_of(self, node: Any) -> Iterator[Schema]:
-        """These and those of the choices among them."""
+        """The schemas, with those of the choices among them."""
         stack, seen = [node], set()
         while stack:
             for one in self._together(stack.pop()):

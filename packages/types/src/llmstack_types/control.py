@@ -18,7 +18,7 @@ load of an adapter, or the sums of their numbers; the others are functions of Py
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[ResultT, *ArgumentTs]):
-    """One control operation; its type parameters are those of its result and of its arguments.
+    """One control operation, typed by its result and its arguments.
 
     Attributes:
         name: For messages.

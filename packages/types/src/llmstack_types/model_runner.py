@@ -24,7 +24,7 @@ from llmstack_types.vocabulary import KVGroupKind
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """Nodes that share the ranks of one model; without it all ranks are processes of one machine.
+    """The nodes that share the ranks of one model; without it all ranks are processes of one machine.
 
     Attributes:
         launcher: `external_launcher`, where each node has a command of its own, or `ray`.

@@ -35,7 +35,7 @@ def read_flag_list() -> FlagList:
 
 
 def with_forms(flags: Mapping[str, ForeignFlag], known: FlagList) -> dict[str, ForeignFlag]:
-    """Flags with the forms that their engine gives them; those of older versions keep their own."""
+    """Flags in the forms of their engine; flags of older versions keep their own."""
     shorts = {name: short for short, name in known.short_to_flag.items() if not short.startswith("--")}
     formed = dict(flags)
     for name, flag in flags.items():

@@ -182,7 +182,7 @@ class ModelResponse(Response):
         return named._replace(receive=body)
 
     async def _read_model(self, scope: Scope, receive: Receive) -> NamedRequest:
-        """The model that a request names, by its query, its form or its JSON, with a `receive` that has all of it."""
+        """The model that a request names in its query, form or JSON, and a `receive` that repeats the body."""
         (name,) = parse_qs(scope["query_string"].decode("latin-1")).get("model", [None])[:1]
         if name is not None:
             return NamedRequest(name, receive)

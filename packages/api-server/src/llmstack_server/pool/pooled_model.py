@@ -64,7 +64,7 @@ class ModelHost(Protocol):
 
     @property
     def adapters(self) -> Sequence[AdapterModule]:
-        """Its adapters, by the names that requests use; while it is not loaded, those that it will have."""
+        """The adapters by the names that requests use; before the model is loaded, those that it will have."""
         ...
 
     @property
@@ -140,7 +140,7 @@ class PooledModel:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether requests can go to it; it wakes for them."""
+        """Whether requests can reach the model, which wakes for them."""
         return self.phase is ModelStatus.LOADED
 
     @property

@@ -39,7 +39,7 @@ _LEFT_OUT: Final = ("/live", "/live/events", "/v1/models/")
 
 
 class ModelInfo(TypedDict):
-    """One model, and the memory that it counts with."""
+    """A model with the memory that it counts with."""
 
     name: str
     status: str

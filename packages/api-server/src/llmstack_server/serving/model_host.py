@@ -64,7 +64,7 @@ class EngineHost:
 
     @property
     def adapters(self) -> Sequence[AdapterModule]:
-        """Its adapters, by the names that requests use; while it is not loaded, those that it will have."""
+        """The adapters by the names that requests use; before the model is loaded, those that it will have."""
         engine = self.state.opened_engine
         if engine is None or not self.state.lifecycle.is_ready:
             return self._adapters
@@ -122,7 +122,7 @@ class EngineHost:
             tick()
 
     async def _load_adapters(self) -> None:
-        """Loads those of the configuration, and later those that the engine before this one had."""
+        """Loads the adapters of the configuration, and later those that the engine before had."""
         if not self._has_started:
             await load_configured_adapters(self.state)
             self._has_started = True

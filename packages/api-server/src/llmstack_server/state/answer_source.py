@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """One output as its answer has taken it."""
+    """The pieces of one output, as its answer took them."""
 
     prompt_index: int
     pieces: tuple[Piece, ...]

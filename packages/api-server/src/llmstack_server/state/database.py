@@ -145,7 +145,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def _make_private(path: Path, name: str) -> None:
-    """Makes an empty file that others cannot read, or checks the one that there is."""
+    """Makes an empty file that no other user can read, or checks an existing one."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     status = os.lstat(path)

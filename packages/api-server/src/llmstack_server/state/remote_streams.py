@@ -71,7 +71,7 @@ class RemoteReader:
 
     @property
     def position(self) -> int:
-        """The events that it has read, those before it included."""
+        """The number of events up to the last one that was read."""
         return self._position
 
     async def read(self) -> Batch:
@@ -97,7 +97,7 @@ class RemoteReader:
 
 
 class RemoteReaders:
-    """The readers that other processes have of the answers of this one."""
+    """Readers in other processes of the answers of this process."""
 
     def __init__(self) -> None:
         self._token_to_reader: dict[str, StreamReader] = {}

@@ -213,7 +213,7 @@ class ServerState:
         self.__dict__.pop("system_fingerprint", None)
 
     def follow_reload(self, name: str, ready: EngineReady) -> None:
-        """Notes that other weights answer new requests; their answers have another fingerprint."""
+        """Notes that new requests are answered with other weights, and so with another fingerprint."""
         if self.ready is not None and not self.start_model_path:
             self.start_model_path = self.ready.model_path
         self.previous_weights.appendleft(self.weights_object())

@@ -99,7 +99,7 @@ class SharedStreams:
             raise UnknownStreamError
 
     def _index_of(self, stream_id: str) -> int | None:
-        """The other process that has a stream, if it exists; None for this one."""
+        """The index of the process that has a stream, if it exists; None for this process."""
         if not _STREAM_ID.fullmatch(stream_id):
             raise UnknownStreamError
         self._restore()
@@ -135,7 +135,7 @@ class SharedStreams:
         return None
 
     async def _settle(self, record: StreamRecord | None, key: str) -> int:
-        """Agrees with the other processes on the one that answers; the record is removed if that is another one."""
+        """Agrees with the other processes on the one that answers; if that is another one, the record is removed."""
         index = UNSETTLED
         try:
             index = await self._claim_in_server(key)

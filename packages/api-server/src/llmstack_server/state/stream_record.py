@@ -146,7 +146,7 @@ class StreamRecord:
 
     @property
     def num_visible(self) -> int:
-        """The parts that readers may have: without a database all, else those it knows; -1 before it has the record."""
+        """The number of parts for readers: without a database all, else the written ones; -1 before the record is."""
         return self.num_parts if self._num_saved is None else min(self._num_saved, self.num_parts)
 
     @property

@@ -72,7 +72,7 @@ class WriteBehind(ABC, Generic[Kept]):
 
     @abstractmethod
     def _begin_again(self) -> None:
-        """There is another database, and it is empty."""
+        """Begins with a new, empty database."""
 
     def _note_success(self) -> None:
         self.failure = ""

@@ -72,7 +72,7 @@ class Answer(WholeAnswer):
 
     @property
     def is_failed(self) -> bool:
-        """Whether it has ended as a failed one, though it has all its events; such a one is not remembered."""
+        """Whether an answer counts as failed, though all its events were sent; it is not remembered."""
         return False
 
     @abstractmethod

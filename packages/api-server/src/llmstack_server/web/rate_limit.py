@@ -23,7 +23,7 @@ class MinuteBucket:
         self._filled_s = clock()
 
     def take(self) -> float:
-        """Takes one; where there is none, the seconds until there will be one."""
+        """Takes one request of the limit; without any left, the seconds until there is one."""
         now_s = self._clock()
         self._num_allowed = min(self._limit, self._num_allowed + (now_s - self._filled_s) * self._limit / 60.0)
         self._filled_s = now_s

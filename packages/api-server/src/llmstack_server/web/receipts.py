@@ -265,7 +265,7 @@ def _bits_of(computation: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _settings_of(state: ServerState, ready: EngineReady | None, others: Sequence[str]) -> dict[str, Any]:
-    """The settings that another engine needs to compute the same answer, `others` among them."""
+    """The settings that an engine needs to compute an answer once more, `others` among them."""
     found = {name: getattr(state.config.engine, name) for name in (*SETTINGS, *others)}
     if ready is not None:
         entry = state.config.reload.entries.get(ready.weights_name)

@@ -185,7 +185,7 @@ class _SecondRecorder(Recorder):
             await super().fail(event)
 
     def finish(self) -> None:
-        """The answer is complete, unless its text is another one, or it has less of it."""
+        """Marks the answer as complete, unless its text differs or ends too soon."""
         if self._is_whole():
             super().finish()
 

@@ -47,7 +47,7 @@ class Received:
 
 
 class WebSocket:
-    """One connection: a request that opens it, then messages of text both ways.
+    """One connection: a request opens it, then both sides send messages of text.
 
     Attributes:
         is_open: Whether it was opened; nothing of HTTP can be sent any more.

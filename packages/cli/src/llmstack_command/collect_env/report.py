@@ -17,7 +17,7 @@ Sections = dict[str, dict[str, str]]
 
 
 def collect() -> Sections:
-    """Section to its facts, each one line of text."""
+    """The facts by section, each as one line of text."""
     probe = start_probe()  # imports PyTorch in another process meanwhile
     return {
         "system": system_facts(),

@@ -36,7 +36,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One command, or one of its subcommands.
+    """A command or a subcommand, with its flags.
 
     Attributes:
         words: The words after `llmstack`, such as `("bench", "serve")`.

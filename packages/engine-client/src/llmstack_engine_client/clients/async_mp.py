@@ -145,7 +145,7 @@ class AsyncMPClient(AsyncSocketClient):
             self._check_process()
 
     def _check_process(self) -> None:
-        """Ends a process that hangs: it then counts as one that has died."""
+        """Ends a process that hangs, which then counts as dead."""
         self._process.look()
         if self._spares is not None and self._process.has_been_ready:
             self._spares.prepare()

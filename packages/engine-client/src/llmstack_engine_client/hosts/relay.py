@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 
 class MembershipFeed:
-    """The side of the process that listens for machines: what it tells the others, and what they ask of it."""
+    """The side of the process that listens for machines: it publishes their list, and answers questions."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members

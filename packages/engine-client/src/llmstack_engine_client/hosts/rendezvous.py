@@ -196,7 +196,7 @@ class Rendezvous:
         return [joined.pop(sender) for sender in found]
 
     def find_present(self) -> set[int]:
-        """The engine cores of all machines that are there."""
+        """The engine cores of all machines that have joined."""
         present = [join.numbers for sender, join in list(self._members.joined.items()) if self._send(sender, Answer())]
         return {rank for numbers in present for rank in numbers}
 

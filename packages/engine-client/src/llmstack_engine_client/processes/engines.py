@@ -54,7 +54,7 @@ class EngineProcesses:
     _replacements: set[asyncio.Task[None]] = field(default_factory=set)
 
     def watch(self, on_death: Callable[[str, bool], None]) -> None:
-        """Replaces a process that ends, and ends one that hangs.
+        """Replaces a process that has ended, and ends one that hangs.
 
         Where it may not be replaced, `on_death` is called on the running loop, with one line and whether it was killed.
         """

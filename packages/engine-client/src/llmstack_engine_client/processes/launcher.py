@@ -19,7 +19,7 @@ from llmstack_engine_core.start_order import StartOrder, send_start_order
 
 
 def relaunch_engine_process(config: EngineConfig, ended: EngineProcess, spares: Spares | None = None) -> EngineProcess:
-    """Starts another process where one that has ended listened: its clients find it there.
+    """Starts a process at the address of one that has ended: its clients find it there.
 
     `spares`: May have one that has loaded the model already.
 

@@ -40,7 +40,7 @@ class Spares:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is one that has its model loaded."""
+        """Whether a process in reserve has loaded its model."""
         return self._spare is not None and self._spare.is_loaded
 
     @property

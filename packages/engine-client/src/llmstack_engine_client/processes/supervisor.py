@@ -103,7 +103,7 @@ class EngineProcess:
             self._signal(STACKS_SIGNAL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Through the descriptor, so that it never reaches another process of the same id."""
+        """Sends a signal through the descriptor, so that it never reaches another process with this id."""
         if self._pidfd is None:
             self._popen.send_signal(number)
         else:

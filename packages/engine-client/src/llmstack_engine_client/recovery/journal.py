@@ -58,7 +58,7 @@ class Journal:
         return request is not None and request.sampling_params.use_beam_search and request.fork_of in self._entries
 
     def followers(self, request_id: str) -> list[str]:
-        """The other requests of the beam search that this one began."""
+        """The other requests of the beam search that this request began."""
         if not self._entries[request_id].request.sampling_params.use_beam_search:
             return []
         return [name for name, entry in self._entries.items() if entry.request.fork_of == request_id]

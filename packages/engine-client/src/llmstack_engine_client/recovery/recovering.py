@@ -245,7 +245,7 @@ class RecoveringClient(ResumingClient):
         self._has_cause.set()
 
     def end(self, reason: str) -> None:
-        """There will be no other engine core: others go on with its requests, where they compute the same bits."""
+        """Ends the client for good: other engine cores with equal bits go on with its requests."""
         self._give_up(reason)
         if self._recovery is not None:
             self._recovery.cancel()
@@ -386,7 +386,7 @@ class RecoveringClient(ResumingClient):
             await self._send_held(self._suspects.release_newcomers())
 
     def _give_up(self, reason: str, *, is_asked: bool = False) -> None:
-        """There will be no other engine core; unless that is what its user wants, others take the requests."""
+        """Gives up the engine core for good; unless the user has asked for that, others take its requests."""
         if self._death is not None:
             return
         self._death = reason

@@ -210,7 +210,7 @@ class ResumingClient(ABC):
                 waiting += self._fail(request_id, EngineLostError.TEXT)
 
     def _fail(self, request_id: str, error: str) -> list[str]:
-        """Ends a request, and the beam search that it began; returns those that waited for it."""
+        """Ends a request, and the beam search that it began; returns the requests that waited for it."""
         if request_id not in self._journal:
             return self._suspects.forget([request_id])
         ended = self._journal.forget([request_id, *self._journal.followers(request_id)])

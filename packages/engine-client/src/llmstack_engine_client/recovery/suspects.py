@@ -64,12 +64,12 @@ class Suspects:
         return bool(self._held)
 
     def suspect(self, request_id: str) -> None:
-        """One that was in another engine core when that died, and goes on in this one."""
+        """Notes a request that was in an engine core when that died, and goes on in this one."""
         self._in_test[request_id] = NUM_CLEARING_TOKENS
         self._is_blameless = False
 
     def hold(self, request_id: str) -> None:
-        """A newcomer, which goes on when all the others have been let go."""
+        """Holds a newcomer until all suspects have been let go."""
         self._newcomers.append(request_id)
 
     def release_newcomers(self) -> list[str]:

@@ -115,7 +115,7 @@ class BalancedClient(ClosingParts):
 
     @property
     def is_dead(self) -> bool:
-        """True once all of them are gone, or one that has no recovery."""
+        """True once all replicas are gone, or one without recovery."""
         dead = [client for client in self._clients if client.is_dead]
         return len(dead) == len(self._clients) or not all(isinstance(client, RecoveringClient) for client in dead)
 
@@ -214,7 +214,7 @@ class BalancedClient(ClosingParts):
         return [client.num_requests + num_of_others for client, num_of_others in pairs]
 
     def _loads(self) -> list[int]:
-        """The requests of each, which are beyond all limits where nothing computes them."""
+        """The requests of each replica; beyond all limits where nothing computes them."""
         pairs = zip(self._clients, self._nums_requests(), strict=True)
         return [num_requests + (0 if is_available(client) else UNAVAILABLE) for client, num_requests in pairs]
 

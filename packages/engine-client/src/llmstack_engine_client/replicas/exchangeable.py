@@ -35,7 +35,7 @@ class ReplicasClient(BalancedClient):
 
     @property
     def is_available(self) -> bool:
-        """True while each of them computes whatever it is sent."""
+        """True while each of the engine cores computes its requests."""
         return all(client.is_available for client in self._replicas)
 
     @property

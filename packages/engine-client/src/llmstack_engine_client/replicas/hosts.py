@@ -91,7 +91,7 @@ class HostsClient(ReplicasClient):
 
     @property
     def is_available(self) -> bool:
-        """True while each of them that has requests computes them."""
+        """True while every machine with requests computes them."""
         return all(client.is_available for client in self._replicas if client.num_requests)
 
     @property

@@ -40,7 +40,7 @@ StartCores = Callable[[EngineConfig, Sequence[str]], Exchangeable]
 
 
 class ReloadingClient:
-    """One client over the engine core that takes requests, and at most one before it that finishes its own.
+    """A client over the engine core that takes requests, and one before it that still finishes its own.
 
     A reload has two calls. `prepare` starts the next engine core beside the one that serves; where that fails, nothing
     has changed. `switch` sends all new requests there, at once. Both engine cores are replaced after a crash, each by

@@ -79,7 +79,7 @@ class RemoteClient(RecoveringClient):
         return not self._is_lost and super().is_available
 
     def place(self, address: str, server_key: bytes) -> None:
-        """Sets its address: that of another process than before, or of the same one again."""
+        """Sets the address, of a new process or of the one before."""
         self._address, self._server_key = address, server_key or None
         self._has_changed.set()
 
@@ -112,7 +112,7 @@ class RemoteClient(RecoveringClient):
         return self.engines[0]
 
     async def _start_another(self, reason: str, *, is_search: bool) -> str | None:
-        """Returns when it is there again, however long that takes."""
+        """Waits until the machine is there again, however long that takes."""
         await self._client.shutdown()
         self._client = AbsentClient()
         if self._contract_id:

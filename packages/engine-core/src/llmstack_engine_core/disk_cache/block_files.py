@@ -34,7 +34,7 @@ class BlockMissError(Exception):
 
 
 class _File(NamedTuple):
-    """A file that is there: whose it is, and its size in bytes."""
+    """A file in the folder: its owner, and its size in bytes."""
 
     owner: str
     size: int
@@ -170,7 +170,7 @@ class BlockFiles:
                 os.utime(name + file.owner, ns=(now_ns + place,) * 2, dir_fd=self._folder, follow_symlinks=False)
 
     def close(self) -> None:
-        """Closes the folder, which others may use then."""
+        """Closes the folder, so that another process may use it."""
         os.close(self._folder)
         os.close(self._held)
 

@@ -75,7 +75,7 @@ class Turns:
         self._tenants: dict[str, None] = {}  # who had the last turn is the last
 
     def take(self, tenants: Sequence[str]) -> str:
-        """The one of these whose turn it is, and was with that; of new ones the first."""
+        """The tenant whose turn it is, which becomes the last one; new tenants come first."""
         tenant = next((one for one in tenants if one not in self._tenants), None)
         if tenant is None:
             wanted = {*tenants}

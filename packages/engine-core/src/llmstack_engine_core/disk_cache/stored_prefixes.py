@@ -100,7 +100,7 @@ class StoredPrefixes(PrefixStage):
             pass
 
     def forget(self, request_ids: Collection[str]) -> None:
-        """Forgets requests that have ended; what they have computed is written all the same."""
+        """Forgets requests that have ended; their computed blocks are written all the same."""
         for request_id in request_ids:
             self._texts.pop(request_id, None)
         self.waiting.forget(request_ids)

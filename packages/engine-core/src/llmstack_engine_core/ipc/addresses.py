@@ -95,7 +95,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def own_host(other_host: str) -> str:
-    """The address of this machine by which another one, or this one, sees it.
+    """The address of this machine on the way to the other host.
 
     Raises:
         EngineStartError: There is no way to it.
@@ -110,7 +110,7 @@ def own_host(other_host: str) -> str:
 
 
 def free_addresses(other_host: str, number: int) -> list[str]:
-    """Addresses of this machine that another one, or this one, can connect to.
+    """Free addresses of this machine that the other host can connect to.
 
     Raises:
         EngineStartError: There is no way to it.

@@ -104,7 +104,7 @@ class ExportTable:
         return self.add(descriptor, tag, num_bytes)
 
     def take(self, handle: str, tag: bytes, num_bytes: int) -> Export:
-        """The export, which is not kept any longer; one of another tag stays.
+        """Takes the export, which is kept no longer; one with another tag stays.
 
         Raises:
             KVTransferError: There is none, or it is another one.

@@ -46,7 +46,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """There is no such export for this engine core; one sentence."""
+    """An export that this engine core cannot have; the reason is one sentence."""
 
     reason: Annotated[str, shortened(256)]
 

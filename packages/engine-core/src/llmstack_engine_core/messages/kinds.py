@@ -299,7 +299,7 @@ FLOATS: Final = floats()
 
 
 def lists(kind: Kind, max_items: float = math.inf, make: type = list, outer: type = list) -> Kind:
-    """Lists of what another kind has lists of: their lengths, or None where each is 1, then the items of all."""
+    """Lists of lists of another kind: lengths, or None where each is 1, then all items."""
     nothing = kind.pack([], "")
 
     def pack(values: Sequence[Sequence[object]], name: str) -> list[object]:

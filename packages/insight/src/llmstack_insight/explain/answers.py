@@ -59,7 +59,7 @@ def last_part(log: StepRecording, parts: Sequence[str]) -> tuple[str, float]:
 
 
 def first_names(answer_id: str) -> tuple[str, ...]:
-    """Names of which every answer that a log has bears one, as its first request; `ANY_SUFFIX` stands for others."""
+    """The names that the first request of an answer may have; `ANY_SUFFIX` stands for any end."""
     answers = (answer_id, answer_id + ANY_SUFFIX) if "-" in answer_id else (answer_id,)
     prompts = [name + number for name in answers for number in ("", "-0")]
     completions = [*prompts, *(f"0_{name}" for name in prompts)]

@@ -43,7 +43,7 @@ def add_deadline(
 
 
 def _num_tokens(log: StepRecording, request: EngineCoreRequest) -> int:
-    """The tokens that it got, from its last row: each row past its prompt gives one."""
+    """The number of tokens of the answer: each row past the prompt gives one."""
     rows = [row for record in log.steps for row in record.rows if row.request_id == request.request_id]
     if not rows:
         return 0

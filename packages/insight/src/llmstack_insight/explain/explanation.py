@@ -256,7 +256,7 @@ def _taker(history: History, steps: Sequence[StepRecord]) -> str | None:
 
 
 def _spans(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
-    """The parts of its time, which add up to the whole, and sentences on those that no other one covers."""
+    """The parts of its time, which add up to the whole, and sentences on the time between them."""
     queued_s = history.queued_s
     if queued_s is None or not history.has_beginning:
         return
@@ -319,7 +319,7 @@ def _is_worth_a_sentence(seconds: float, of_s: float) -> bool:
 
 
 def _deadline(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
-    """Whether it ended within the time that its client gave it."""
+    """A sentence on whether the request met the deadline of its client."""
     given_s = history.note_of(history.request_id).given_s
     if not given_s or history.arrived_s is None:
         return

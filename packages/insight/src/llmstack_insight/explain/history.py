@@ -81,7 +81,7 @@ class History:
 
     @property
     def earlier_s(self) -> float:
-        """Seconds from when it came until this engine core received it, if that did not run then; else 0."""
+        """Seconds from its arrival until this engine core received it, if that did not run then; else 0."""
         came_s = self.note_of(self.request_id).earlier_s
         passed_s = self.start_s - came_s
         return passed_s if came_s and LEAST_EARLIER_S < passed_s < MOST_EARLIER_S else 0.0
@@ -101,7 +101,7 @@ class History:
 
     @cached_property
     def encoder_steps(self) -> list[StepRecord]:
-        """The steps that encoded its items, without those in which it had a row."""
+        """The steps that encoded items of the request, without those in which it had a row."""
         found = {id(record): record for one in self.media for record, _ in self.encoder_work_of(*one)}
         rows = {id(record) for record, _ in self.own}
         return [record for one, record in found.items() if one not in rows]
@@ -152,7 +152,7 @@ class History:
 
     @property
     def end_s(self) -> float:
-        """When it ended, or of one that runs, when its last step did.
+        """The time of its end; for a running request, the end of its last step.
 
         A request ends within its last step, with the state that says so. States are kept for longer than steps.
         """
@@ -209,7 +209,7 @@ class History:
         return [record for record in self.steps if record.start_s < end_s and end_of(record) > start_s]
 
     def is_foreign(self, request_ids: Iterable[str]) -> bool:
-        """Whether one of other requests is another key's."""
+        """Whether one of these requests is another key's."""
         return any(self.name_of(request_id) == FOREIGN for request_id in request_ids)
 
     def shown_tokens(self, num_tokens: int, request_ids: Iterable[str]) -> int:

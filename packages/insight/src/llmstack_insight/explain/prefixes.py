@@ -25,7 +25,7 @@ TextOf = Callable[[Sequence[int]], str]
 
 
 class _Shared(NamedTuple):
-    """The earlier request whose prompt begins most like another one."""
+    """The earlier request whose prompt shares the longest beginning."""
 
     request: EngineCoreRequest
     num_tokens: int

@@ -33,7 +33,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that is not as it was.
+    """One setting with another value.
 
     Attributes:
         name: As on a command line, or in a sentence.
@@ -153,7 +153,7 @@ def _cache_what_was_found(scheduler: Scheduler, workload: Workload, size: int) -
 
 
 def _recorded(one: Arrival, number: int) -> RecordedRequest:
-    """The request as one that comes again: it gets the tokens that it got, or left at the time at which it did."""
+    """The request with its recorded answer: it gets the same tokens, or leaves at the same time."""
     # Each is a request of its own: blocks that two answers share are found as a prefix.
     request, token_ids = replace(one.request, fork_of=""), one.output_token_ids
     is_cut = one.aborted_s is not None

@@ -31,7 +31,7 @@ _AFTER = 0.5
 
 @dataclass(slots=True)
 class Arrival:
-    """One request, and what became of it.
+    """One request, with its end.
 
     Attributes:
         time_s: When it came; the beginning of the workload for one that was there before.

@@ -26,7 +26,7 @@ class PlaneError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """A scheduler's configuration, that of its cache, and who makes it.
+    """The configurations of a scheduler and of its cache, with the function that makes it.
 
     Attributes:
         factory: Makes the scheduler; None is the scheduler of these packages.

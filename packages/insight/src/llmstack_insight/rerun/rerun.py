@@ -110,7 +110,7 @@ class Rerun:
         return ended
 
     def advance(self, until_s: float) -> bool:
-        """One step, if there is one that begins before `until_s`; whether there was.
+        """Runs one step, if there is one that begins before `until_s`; returns whether there was.
 
         Raises:
             SimulationError: The scheduler makes no progress, or fails.

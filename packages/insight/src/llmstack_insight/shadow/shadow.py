@@ -41,7 +41,7 @@ _Compared = tuple[Outcome, Outcome, Outcome]
 
 
 class _LiveCosts:
-    """The cost model of the steps so far, scaled so that it keeps their sum."""
+    """The cost model of the steps so far, scaled to keep their sum."""
 
     def __init__(self) -> None:
         self.costs = StepCosts()

@@ -48,12 +48,12 @@ class PrefixTree:
         return len(self._chains) - 1
 
     def again(self, chain: int) -> int:
-        """Another chain that begins where this one does."""
+        """A chain with the same beginning as this one."""
         parent, first = self._chains[chain].parent, self._chains[chain].first
         return self.add(parent, first * self.block_size)
 
     def parent(self, chain: int) -> int | None:
-        """The chain that this one begins within."""
+        """The chain within which this chain begins."""
         return self._chains[chain].parent
 
     def first(self, chain: int) -> int:

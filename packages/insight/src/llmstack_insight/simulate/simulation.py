@@ -87,7 +87,7 @@ def at_load(trace: Sequence[TraceRequest], config: SimulationConfig, cost_model:
 
 
 def hits_of_one_cache(trace: Sequence[TraceRequest], num_blocks: int, block_size: int) -> int:
-    """Tokens that one cache finds where each prompt is computed before the next one: the most that any routing can.
+    """Tokens that one cache finds where prompts are computed one by one: the most that any routing can find.
 
     Raises:
         SimulationError: A size makes no sense.

@@ -65,7 +65,7 @@ def multiply_columns(
     x: torch.Tensor,  # [..., size]
     factors: torch.Tensor,  # [size] or [1], float32
 ) -> torch.Tensor:
-    """Each column times its factor, or all of them times one."""
+    """Multiplies each column by its factor, or all columns by one."""
     if factors.dtype != torch.float32 or factors.shape not in (x.shape[-1:], (1,)):
         raise ValueError(f"factors {factors.shape} of {factors.dtype} do not fit {x.shape}.")
     out: torch.Tensor = implementation("activation", x.device.type).multiply_columns(x, factors)

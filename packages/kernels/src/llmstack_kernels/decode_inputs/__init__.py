@@ -71,7 +71,7 @@ def decode_inputs(state: torch.Tensor, rows: torch.Tensor, block_size: int, out:
 def advance_rows(
     state: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, is_good: torch.Tensor, results: torch.Tensor
 ) -> None:
-    """Make each row's new token its last one, one position further, and say in `results` what it is.
+    """Makes each row's new token its last one, a position further, and writes it to `results`.
 
     A row whose token is not good goes on with token 0 and has -1 in `results`: the host learns of it a step later.
 

@@ -13,7 +13,7 @@ def update_rows(state: torch.Tensor, updates: torch.Tensor) -> None:
 
 
 def decode_inputs(state: torch.Tensor, rows: torch.Tensor, block_size: int, out: DecodeInputs) -> None:
-    """Gather the rows, then select what each context needs."""
+    """Gathers the rows, then selects the inputs of each context."""
     lines = state[rows.long()]
     positions = lines[:, POSITION].long()
     block_indices = positions // block_size

@@ -78,7 +78,7 @@ def are_one_tensor(device_type: str) -> bool:
 
 
 def join_experts(experts: Sequence[PackedLinear]) -> PackedExperts:
-    """Experts that are packed already, each by itself; they are computed one after another."""
+    """Experts that are packed already, each by itself; they are computed in turn."""
     return ExpertByExpert(experts)
 
 

@@ -44,7 +44,7 @@ class ConcatenatedLinear(SizedLinear):
 
 
 class OrderedLinear(SizedLinear):
-    """A layer whose weight has its inputs in another order, which PyTorch permutes them to."""
+    """A layer whose weight has its inputs in a different order; PyTorch permutes them."""
 
     __slots__ = ("_inner", "_order")
 

@@ -85,7 +85,7 @@ class _Memory:
 
 
 class LowRankAdapter:
-    """One adapter: for each layer of a model its pairs of factors, which it owns."""
+    """An adapter: the pairs of factors of each layer of a model, which it owns."""
 
     def __init__(self, layers: Sequence[Sequence[LowRankFactors]], device: torch.device | None = None) -> None:
         """Takes at most `MAX_PARTS` pairs for a layer, none for a layer that is left as it is.

@@ -11,7 +11,7 @@ from llmstack_llm.options.value_type import shown
 
 
 class ForeignFlag(NamedTuple):
-    """A flag that another engine has and this one has not.
+    """A flag of another engine that llmstack does not have.
 
     Attributes:
         reason: The end of a sentence that begins with the flag: why it is refused, and what to use. Of a flag that is

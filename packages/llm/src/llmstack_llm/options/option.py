@@ -211,7 +211,7 @@ class OptionGroup:
             raise self.error(*problems)
 
     def conflicts(self) -> Iterator[Problem]:
-        """Options that contradict each other, where each alone is in order. Groups extend it with `super()`."""
+        """Problems of options that contradict each other. Groups extend it with `super()`."""
         yield from ()
 
 

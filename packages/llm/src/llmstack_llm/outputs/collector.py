@@ -117,7 +117,7 @@ def _newer(old: Output, new: Output) -> Output:
 
 
 def merged(old: RequestOutput, new: RequestOutput, *, is_delta: bool = True) -> RequestOutput:
-    """One output for two of one request that follow each other; changes `new`."""
+    """One output out of two successive ones of a request; changes `new`."""
     by_index = {completion.index: completion for completion in old.outputs}
     for completion in new.outputs:
         before = by_index.get(completion.index)

@@ -47,7 +47,7 @@ class _State:
 
 
 class PoolingStates:
-    """The pooling requests in flight; each has one collector, which gets one output or one error.
+    """The pooling requests in flight, each with a collector for one output or one error.
 
     Attributes:
         request_id_to_state: The requests by their ids.

@@ -21,7 +21,7 @@ class Sound(Protocol):
 
     @property
     def level_samples(self) -> int:
-        """Samples for which there is one level."""
+        """The number of samples for each level."""
         ...
 
     @property

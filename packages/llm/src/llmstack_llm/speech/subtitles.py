@@ -25,7 +25,7 @@ def text_of(segments: Iterable[Segment]) -> str:
 
 
 def _text(segment: Segment) -> str:
-    """In one line, without what would end the cue or begin another one."""
+    """The text in one line, without characters that would end the cue or begin another one."""
     return " ".join(segment.text.split()).replace("-->", "->")
 
 

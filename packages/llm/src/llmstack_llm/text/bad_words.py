@@ -50,7 +50,7 @@ def num_chars_of_bad_words(words: Sequence[str]) -> int:
 
 
 def _sequences(word: str, tokenizer: Tokenizer, vocab_size: int) -> list[TokenIds]:
-    """The word's spellings, without those that only put other tokens before the same ones."""
+    """The word's spellings; a longer one that ends with a shorter one is left out."""
     bare = word.lstrip() or word
     found: list[TokenIds] = []
     for token_ids in (

@@ -89,7 +89,7 @@ def _seconds(blocks: Iterable[tuple[int, Block]]) -> Iterator[tuple[int, Samples
 
 
 def mixed(block: Block) -> Samples:
-    """The mean of all channels; the loudest one where they cancel each other out, as with one plug turned over."""
+    """The mean of all channels; the loudest one where they cancel each other out."""
     mean: Samples = block.mean(axis=1, dtype=np.float32)
     if block.shape[1] == 1:
         return mean

@@ -131,7 +131,7 @@ class AdapterStore:
         self._layers.select(tokens)
 
     def _place(self, numbers: Sequence[int]) -> dict[int, int]:
-        """Slots of the adapters; those that have one keep it."""
+        """Slots of the adapters; an adapter that has a slot keeps it."""
         held = self._slot_numbers
         if len(numbers) > len(held):
             raise ValueError(f"a step has {len(numbers)} adapters, and there are {len(held)} slots")

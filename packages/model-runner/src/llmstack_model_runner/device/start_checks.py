@@ -37,7 +37,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def own_device(config: ModelRunnerConfig) -> torch.device:
-    """The device of a runner. One without other ranks chooses its GPU here; ranks have done so before they met.
+    """The device of a runner. A runner without other ranks chooses its GPU here; ranks have chosen before.
 
     Raises:
         ValueError: There is no such device, or there are too few.

@@ -28,7 +28,7 @@ class DraftsByModel(DraftMaker):
         return self._model.bytes_per_block
 
     def check(self, spec: KVCacheSpec) -> None:
-        """Raises ValueError if its vocabulary is another one."""
+        """Raises ValueError if the vocabulary is not that of the served model."""
         if self._model.spec.vocab_size != spec.vocab_size:
             raise ValueError(
                 f"the draft model has a vocabulary of {self._model.spec.vocab_size} tokens, and the served one of "

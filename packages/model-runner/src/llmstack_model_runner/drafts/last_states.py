@@ -31,7 +31,7 @@ class LastStates:
         self.generations = np.full(num_rows, -1, dtype=np.int64)
 
     def begin(self, rows: IntArray) -> IntArray:
-        """Forgets rows that have another request since; returns these."""
+        """Forgets rows that belong to new requests, and returns them."""
         new: IntArray = rows[self.generations[rows] != self._batch.generations[rows]]
         self.counts[new], self.generations[rows] = 0, self._batch.generations[rows]
         return new

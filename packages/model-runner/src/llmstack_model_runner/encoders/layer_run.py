@@ -15,7 +15,7 @@ _ROWS_OF_REST = 3
 
 
 class RowLayer(Protocol):
-    """A layer whose rows depend on each other by its attention alone."""
+    """A layer whose rows depend on each other through attention alone."""
 
     @property
     def scale(self) -> float:
@@ -81,7 +81,7 @@ class LayerRun(NamedTuple):
 
 
 def rows_of_slice(num_rows: int, index: int, num_slices: int) -> tuple[range, range]:
-    """The rows that a slice projects, and those that it joins; over all slices each row once."""
+    """The rows that a slice projects, and the rows that it joins; over all slices each row once."""
     bounds = [number * num_rows * (1 + _ROWS_OF_REST) // num_slices for number in (index, index + 1)]
     to_project = [min(bound, num_rows) for bound in bounds]
     to_join = [max(bound - num_rows, 0) // _ROWS_OF_REST for bound in bounds]

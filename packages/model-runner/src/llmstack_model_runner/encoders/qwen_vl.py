@@ -214,7 +214,7 @@ class _Layer:
 
 
 def _reorder(patches: torch.Tensor, order: torch.Tensor, merge_size: int) -> torch.Tensor:
-    """Patches in another order of those that are merged."""
+    """Patches in the order in which they are merged."""
     return patches.view(-1, merge_size**2, patches.shape[1])[order].flatten(0, 1)
 
 

@@ -23,7 +23,7 @@ class KVScales:
         return (self._key, self._value) if key_cache.dtype == STORED_TYPE else (None, None)
 
     def slots(self, key_names: Sequence[str], value_names: Sequence[str]) -> dict[str, WeightSlot]:
-        """Slots under all given names; each tensor is one number for all heads."""
+        """Weight slots under all given names; each tensor is one number for all heads."""
         named = ((key_names, self._key), (value_names, self._value))
         return {
             name: WeightSlot((), partial(_fill, name, scale), WeightKind.SCALE)

@@ -111,7 +111,7 @@ class StackedExperts(Experts):
 
 
 class _Projection:
-    """One projection of all experts of this rank, and its bias."""
+    """One projection of the experts of this rank, and its bias."""
 
     def __init__(
         self,

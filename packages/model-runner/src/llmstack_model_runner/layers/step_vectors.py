@@ -8,7 +8,7 @@ import torch
 
 
 class Block(NamedTuple):
-    """Tokens of a row that attend to each other and to all before them, as those of a picture do in some models.
+    """Tokens of a row that attend to each other and to all before them, such as those of a picture in some models.
 
     Attributes:
         row: Its place among the rows of the step.

@@ -83,7 +83,7 @@ class MediaStore:
         return len(self._vectors) + len(self._begun) + (0 if self.cross is None else len(self.cross))
 
     def free(self, media_ids: Iterable[int]) -> None:
-        """Drops what there is of these items."""
+        """Drops the vectors and the work of these items."""
         for media_id in media_ids:
             self._vectors.pop(media_id, None)
             self._begun.pop(media_id, None)

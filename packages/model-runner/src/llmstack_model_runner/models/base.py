@@ -302,7 +302,7 @@ def _has_values(weight: AnyWeight) -> bool:
 
 
 def _fill(slot: WeightSlot, name: str, weight: AnyWeight) -> str:
-    """Fills a slot, unless the weight has another shape: that is what it returns then."""
+    """Fills a slot; returns a text if the weight has another shape, else an empty one."""
     load_table = slot.load_table if isinstance(weight, UnreadWeight) and weight.is_table else None
     if isinstance(weight, UnreadWeight):
         if slot.skip is not None:

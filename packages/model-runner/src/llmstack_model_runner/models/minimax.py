@@ -52,7 +52,7 @@ class MiniMaxLayerSettings(LlamaLayerSettings):
     def make_mixer(
         self, prefix: str, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
     ) -> Mixer:
-        """Its attention, or what is in its place."""
+        """The attention of the layer, or the mixer in its place."""
         if self.lightning is None:
             return LlamaLayerSettings.make_mixer(self, prefix, rotary, dtype, device)
         return self.lightning.make(prefix, self.hidden_size, self.eps, dtype, device)

@@ -48,7 +48,7 @@ class StackedExpertWeights(Llama):
     """A model whose checkpoints have a tensor of each expert, or one of all experts of a layer."""
 
     def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
-        """Loads all tensors. Of one tensor of all experts (Qwen 3 VL, Qwen 3.5) each expert gets its part."""
+        """Loads all tensors. A tensor of all experts (Qwen 3 VL, Qwen 3.5) is divided among them."""
         super().load_weights(part for weight in weights for part in self._single_experts(*weight))
 
     @property

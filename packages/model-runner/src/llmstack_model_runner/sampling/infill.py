@@ -66,7 +66,7 @@ class SamplingByTexts:
         self.token_texts.read()
 
     def hold_token_texts(self) -> None:
-        """They are there: there is no other rank."""
+        """Does nothing: the texts are in memory already, and there is no other rank."""
 
 
 @dataclass(frozen=True, slots=True)

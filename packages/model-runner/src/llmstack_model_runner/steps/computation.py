@@ -116,7 +116,7 @@ def _needs_few_tokens(model: Model, batch: InputBatch, inputs: ModelInputs) -> b
 
 
 def _is_batch_invariant(model: Model, kv_caches: KVCaches) -> bool:
-    """Whether a token has the same bits with any others beside it in its layer.
+    """Whether a token has equal bits beside any other tokens.
 
     Elsewhere tokens are not omitted: PyTorch's attention has other bits for one token than for several of a row, and
     whether tokens are omitted depends on the other requests of the step.

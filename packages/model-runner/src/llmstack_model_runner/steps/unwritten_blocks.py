@@ -101,7 +101,7 @@ def _read(batch: InputBatch, step: StepRows, index: int) -> list[int]:
 
 
 def _written(batch: InputBatch, step: StepRows, index: int, *, is_whole: bool) -> list[int]:
-    """The blocks that a row writes in this step; with `is_whole` only those that it writes from their start."""
+    """The blocks that a row writes in this step; with `is_whole` only those written from their start."""
     start = max(int(step.num_computed_tokens[index]), int(batch.num_held_tokens[step.rows[index]]))
     first = -(-start // batch.block_size) if is_whole else start // batch.block_size
     end = -(-int(step.num_computed_tokens[index] + step.num_scheduled_tokens[index]) // batch.block_size)

@@ -249,7 +249,7 @@ class PackCache:
 
 
 def check_own(status: os.stat_result, folder: Path) -> None:
-    """Raises ValueError unless it is a folder of this user that no other one may enter."""
+    """Raises ValueError unless it is a folder of this user, closed to all others."""
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ValueError(f"{folder} is no folder that only this user may enter (mode 0700)")
 
@@ -264,7 +264,7 @@ def make_own_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
-    """Waits for other processes that write into the folder, such as other ranks, which use up its space."""
+    """Waits until no other process, such as another rank, writes into the folder and uses up its space."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -9,7 +9,7 @@ from llmstack_parallel.topology import Topology
 def rank_part(
     topology: Topology, rank: int, collectives: Collectives | None, links: StageLinks, *, is_expert_parallel: bool
 ) -> Sharding:
-    """The part of this rank, with what connects it to the other ranks of its stage and to other stages."""
+    """The part of this rank, with its connections to ranks of its stage and to other stages."""
     return Sharding(
         rank=topology.place(rank),
         size=topology.tensor_parallel_size,

@@ -72,7 +72,7 @@ class NodeAgent:
         self._end_ranks()
 
     def _end_ranks(self) -> None:
-        """Ends them; others start when node 0 says so."""
+        """Ends the ranks of this node; others start when node 0 says so."""
         ranks, self.ranks = self.ranks, None
         if ranks is not None:
             for fd in ranks.fds:

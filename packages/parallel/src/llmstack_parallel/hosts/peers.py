@@ -119,7 +119,7 @@ class HostPeers:
             self._members.send(sender, message)
 
     def _start(self) -> Exchange:
-        """Starts all ranks, and introduces them to each other."""
+        """Starts all ranks, and tells each the addresses of the others."""
         config, per_node, near = self._config, self._config.num_local_ranks, self._members.address
         self._members.is_closed_to = "the ranks of other nodes are running"
         rank_to_address: dict[int, str] = {}

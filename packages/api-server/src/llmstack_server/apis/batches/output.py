@@ -58,7 +58,7 @@ class BatchOutput:
 
     @classmethod
     def open_in_steps(cls, path: str) -> Generator[None, None, BatchOutput]:
-        """Does the same in steps of one line each."""
+        """Opens the file in steps of one line each."""
         if path == "-":
             return cls(sys.stdout.buffer, Answered())
         try:

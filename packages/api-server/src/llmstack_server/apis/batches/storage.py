@@ -72,7 +72,7 @@ class FileStore:
         return await self._run_in(self._lines_thread, self._marks, lambda: self._advance(batch_id, steps))
 
     def _advance(self, batch_id: str, steps: Generator[object, None, Value]) -> tuple[Value] | None:
-        """Does some steps; the result, once it is there."""
+        """Runs some steps; the result once they are done."""
         end_s = time.monotonic() + SLICE_S
         self._marks.note_reading(batch_id, True)
         try:

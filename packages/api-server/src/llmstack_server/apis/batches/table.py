@@ -94,7 +94,7 @@ class BatchTable:
         self._connection.close()
 
     def check(self) -> bool:
-        """Checks that the file is there; False where another one, without rows, came in its place.
+        """Checks that the file exists; False where a new one, without rows, came in its place.
 
         Raises:
             OSError: There is no folder, or it cannot be used.

@@ -114,7 +114,7 @@ class InfillAnswer(Answer):
         return self._chosen({"content": text.content, "tokens": shown, **self._end(text), **probabilities})
 
     async def events(self) -> AsyncIterator[bytes]:
-        """An event for each new text, and one for each text that tells how it ended."""
+        """An event for each new text, and one with the end of each text."""
         async for text, new in self._news():
             if new.text or new.token_ids:
                 yield frame(encode_json(self._part(text, new)))
@@ -164,7 +164,7 @@ class InfillAnswer(Answer):
         }  # fmt: skip
 
     def _chosen(self, whole: JSONObject) -> JSONObject:
-        """The fields that the client wants, under the names that it gives; those that are not there are left out."""
+        """The fields that the client wants, under the names that it gives; unknown ones are left out."""
         if self._fields.response_fields is None:
             return whole
         chosen = {}

@@ -30,7 +30,7 @@ class OllamaErrors(ErrorForm):
     })  # fmt: skip
 
     def answer(self, answer: ErrorAnswer, request_id: str) -> ErrorAnswer:
-        """The same error, whose body is its message."""
+        """The error in Ollama's form, whose body is its message."""
         return OllamaErrorAnswer(*(getattr(answer, field.name) for field in fields(ErrorAnswer)))
 
     def last_event(self, answer: ErrorAnswer, request_id: str, num_events: int) -> bytes:

@@ -95,7 +95,7 @@ def _not_by_slot(tensor: torch.Tensor) -> None:
 
 
 def _checked(name: str, weight: AnyWeight) -> torch.Tensor | UnreadWeight:
-    """The weight, which is finite; of a quantized one its reader says so."""
+    """The weight if it is finite; of a quantized one its reader says so."""
     if isinstance(weight, UnreadWeight):
         return weight
     if isinstance(weight, AnyStoredWeight):

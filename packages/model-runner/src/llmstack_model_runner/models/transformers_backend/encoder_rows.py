@@ -60,7 +60,7 @@ class RowsRun(Protocol):
 
 
 class PackedRows:
-    """Rows as one, whose attention knows where each begins.
+    """Rows packed into one, whose attention knows the start of each.
 
     A call has no more tokens than a prompt may have, since some code refuses longer ones whatever their positions are.
     """
