@@ -96,15 +96,19 @@ async def test_a_short_text_needs_no_thread():
     assert threads[0] == threading.get_ident() != threads[1]
 
 
-async def test_after_a_slow_text_no_text_holds_up_the_event_loop(monkeypatch: pytest.MonkeyPatch):
-    times_s = iter([0.0, 0.2, 1.0, 1.3])
+@pytest.mark.parametrize(("work_s", "is_on_loop"), [(0.3, False), (0.2, True)])
+async def test_after_slow_work_no_text_holds_up_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, work_s: float, is_on_loop: bool
+):
+    clocks = SimpleNamespace(
+        monotonic=iter([0.0, 0.2, 1.0, 1.3]).__next__,  # the second one may have waited for the processor
+        thread_time=iter([0.0, work_s, 1.0, 1.0]).__next__,
+    )
+    monkeypatch.setattr(gate, "time", clocks)
     work = TextGate()
-    with monkeypatch.context() as patched:
-        patched.setattr(gate, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
-        threads = [await work.run(1, threading.get_ident) for _ in range(2)]
-    threads.append(await work.run(1, threading.get_ident))
+    threads = [await work.run(1, threading.get_ident) for _ in range(4)]
     here = threading.get_ident()
-    assert [thread == here for thread in threads] == [True, True, False]
+    assert [thread == here for thread in threads] == [True, True, True, is_on_loop]
 
 
 async def test_a_small_text_does_not_wait_for_large_ones():

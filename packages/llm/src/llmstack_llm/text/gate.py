@@ -29,7 +29,8 @@ MAX_WAITING_CHARS = 1 << 26
 """Characters that wait in one lane; a text that finds no other waiting is never refused."""
 MAX_WAITERS = 1024
 MAX_LOOP_S = 0.25
-"""A short text takes a hundredth of this. After one that takes longer, no text is tokenized on the event loop."""
+"""A short text takes a hundredth of this. After one that takes longer, processor time is measured. After one that takes
+so much of that, no text is tokenized on the event loop. A pause of a busy machine is no such text."""
 MAX_FREE_HEAP_BYTES = 1 << 20
 """Free memory at the end of a thread's heap that stays there, once a large text has been worked on."""
 _NO_THREAD = "can't start new thread"  # the words of CPython's RuntimeError
@@ -48,6 +49,7 @@ class TextGate:
     def __init__(self) -> None:
         self._small, self._large = _Lane(MAX_SMALL_CHARS), _Lane(MAX_LARGE_CHARS)
         self._max_chars_on_loop = MAX_CHARS_ON_LOOP
+        self._clock = time.monotonic  # that of the processor takes longer to read
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn_chars = 0  # of this turn of the loop
         self._turn_waiters = deque[tuple[int, asyncio.Future[None]]]()
@@ -61,14 +63,14 @@ class TextGate:
         if num_chars <= self._max_chars_on_loop:
             if num_chars:
                 await self._take_turn(num_chars)
-            start_s = time.monotonic()
+            clock = self._clock
+            start_s = clock()
             try:
                 return function(*arguments)
             finally:
-                taken_s = time.monotonic() - start_s
+                taken_s = clock() - start_s
                 if taken_s > MAX_LOOP_S:  # the tokenizer's expressions may need many steps per character
-                    self._max_chars_on_loop = 0
-                    logger.warning("a text of %d characters took %.2f s; all go to threads now", num_chars, taken_s)
+                    self._note_slow(num_chars, taken_s, is_work=clock is not time.monotonic)
         is_small = num_chars <= MAX_SMALL_CHARS
         lane = self._small if is_small else self._large
         await lane.enter(num_chars)
@@ -81,6 +83,13 @@ class TextGate:
     def num_waiting(self) -> int:
         """Texts that wait for others."""
         return len(self._small.waiters) + len(self._large.waiters)
+
+    def _note_slow(self, num_chars: int, taken_s: float, *, is_work: bool) -> None:
+        """Sends all texts to threads, if the time was spent on the text; else the next ones are measured so."""
+        self._clock = time.thread_time
+        if is_work:
+            self._max_chars_on_loop = 0
+            logger.warning("a text of %d characters took %.2f s; all go to threads now", num_chars, taken_s)
 
     async def _take_turn(self, num_chars: int) -> None:
         """Waits for a turn of the event loop that has room for a short text; those that came before have it first."""
