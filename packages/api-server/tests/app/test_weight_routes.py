@@ -15,6 +15,7 @@ from server_helpers.waiting import wait_until
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.reload_options import ReloadOptions
+from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 
 PROMPT = {"prompt": "Hello", "max_tokens": 5}
@@ -125,6 +126,71 @@ async def test_a_pause_meanwhile_outlives_the_update(trainer: Trainer) -> None:
     assert (await trainer.post("/v1/completions", **PROMPT)).status == 503
     await trainer.post("/resume")
     assert (await trainer.post("/v1/completions", **PROMPT)).status == 200
+
+
+class SlowChange:
+    """A change of weights that the engine core has begun, and that goes on once `may_end` is set."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.has_begun, self.may_end = asyncio.Event(), asyncio.Event()
+        self._control = trainer.engine.control
+        trainer.engine.control = self._wait  # type: ignore[method-assign]
+
+    async def _wait(self, operation: Any, *arguments: Any) -> Any:
+        self.has_begun.set()
+        await self.may_end.wait()
+        return await self._control(operation, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", PROMPT), ("/v1/embeddings", {"input": "a"})], ids=["completion", "pooling"]
+)
+async def test_a_request_whose_body_comes_over_an_update_or_a_pause_is_refused(
+    trainer: Trainer, path: str, body: dict[str, Any]
+) -> None:
+    change, late = SlowChange(trainer), asyncio.Event()
+    waiting = asyncio.create_task(call(trainer.app, "POST", path, body, body_comes=late))
+    await asyncio.sleep(0)
+    update = asyncio.create_task(trainer.update("a"))
+    await change.has_begun.wait()
+    late.set()
+    refused = await waiting
+    assert (refused.status, refused.json()["error"]["message"]) == (503, "The weights are being changed.")
+    change.may_end.set()
+    assert (await update).status == 200
+    late.clear()
+    waiting = asyncio.create_task(call(trainer.app, "POST", path, body, body_comes=late))
+    await asyncio.sleep(0)
+    assert (await trainer.post("/pause")).status == 200
+    late.set()
+    assert ((await waiting).status, trainer.engine.admitted) == (503, [])
+
+
+async def test_a_request_that_needs_no_model_passes_a_pause_with_a_late_body(trainer: Trainer) -> None:
+    late = asyncio.Event()
+    waiting = asyncio.create_task(
+        call(trainer.app, "POST", "/v1/responses/input_tokens", {"input": "a"}, body_comes=late)
+    )
+    await asyncio.sleep(0)
+    assert (await trainer.post("/pause")).status == 200
+    late.set()
+    assert (await waiting).status == 200
+
+
+async def test_a_drain_waits_for_a_change(trainer: Trainer) -> None:
+    change = SlowChange(trainer)
+    update = asyncio.create_task(trainer.update("a"))
+    await change.has_begun.wait()
+    assert not await trainer.state.in_flight.wait_until_idle(0.01)
+    change.may_end.set()
+    assert await trainer.state.in_flight.wait_until_idle(5)
+    assert ((await update).status, trainer.taken) == (200, ["a"])
+
+
+async def test_a_server_that_ends_begins_no_change(trainer: Trainer) -> None:
+    running, update = await updating(trainer)
+    trainer.state.lifecycle.advance(LifecycleState.DRAINING)
+    assert ((await running).status, (await update).status, trainer.taken) == (200, 503, [])
 
 
 async def test_an_update_goes_on_without_its_client(trainer: Trainer) -> None:

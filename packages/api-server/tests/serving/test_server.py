@@ -216,6 +216,21 @@ async def test_a_second_signal_does_not_wait(start: Start):
     await asyncio.gather(stream, return_exceptions=True)
 
 
+async def test_what_fails_at_the_end_keeps_nothing_else_from_ending(start: Start, caplog: pytest.LogCaptureFixture):
+    running, ended = await start(), list[str]()
+
+    async def fail() -> None:
+        raise OSError("the disk is gone")
+
+    async def end() -> None:
+        ended.append("other")
+
+    running.state.at_end += [fail, end]
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert (await running.task, ended) == (0, ["other"])
+    assert "the disk is gone" in caplog.text
+
+
 async def test_a_signal_while_loading_ends_with_0(start: Start):
     running = await start(is_ready=False)
     await running.get("/ping")

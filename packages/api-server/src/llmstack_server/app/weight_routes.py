@@ -17,7 +17,7 @@ from llmstack_server.app.pause_routes import wait_until_idle
 from llmstack_server.options.reload_options import START_NAME
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, read_json_object
-from llmstack_server.web.errors import HTTPError, missing_parameter, reload_failed
+from llmstack_server.web.errors import HTTPError, missing_parameter, reload_failed, server_shutting_down
 from llmstack_server.web.fields import JSONObject, parse
 from llmstack_server.web.openapi_bodies import RequestBody
 from llmstack_server.web.routes import Needs, Router, RouteSpec
@@ -265,7 +265,10 @@ class WeightUpdates:
             state.is_updating_weights = True
             try:
                 await wait_until_idle(state, aborts=aborts, or_else="Nothing has changed")
-                ready = await update_engine_weights(state.engine, path, name)
+                if state.lifecycle.is_stopping:
+                    raise HTTPError(server_shutting_down())
+                with state.in_flight.track():  # a drain waits for it
+                    ready = await update_engine_weights(state.engine, path, name)
                 state.follow_reload(name, ready)
                 self._served = path
             except WeightUpdateError as error:

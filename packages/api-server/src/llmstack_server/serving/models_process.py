@@ -77,8 +77,7 @@ class ModelsProcess:
             return await server.run(lambda: self._note_ready(state, pool))
         finally:
             for host in hosts:  # before the engines end: what they compute is left for the next server
-                for end in host.state.at_end:
-                    await end()
+                await host.state.end()
             await pool.shutdown()
 
     async def _note_ready(self, state: ServerState, pool: ModelPool) -> None:

@@ -104,8 +104,7 @@ class Server:
                 self._uvicorn.should_exit = True
                 self._accepts.set()
                 await asyncio.gather(serving, return_exceptions=True)
-                for end in self._state.at_end:
-                    await end()
+                await self._state.end()
 
     async def _accept(self) -> None:
         await self._accepts.wait()

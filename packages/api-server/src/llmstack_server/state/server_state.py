@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from llmstack_server.observability.telemetry.open import Telemetry
     from llmstack_server.state.peers import Answers, Peers
 
+
+logger = logging.getLogger(__name__)
 
 MAX_PREVIOUS_WEIGHTS = 8
 
@@ -219,6 +222,14 @@ class ServerState:
         self.previous_weights.appendleft(self.weights_object())
         self.weights_name, self.ready = name, ready
         self.__dict__.pop("system_fingerprint", None)
+
+    async def end(self) -> None:
+        """Awaits all of `at_end`; the error of one is logged, and does not keep the others from ending."""
+        for end in self.at_end:
+            try:
+                await end()
+            except Exception:
+                logger.exception("a part of the server has failed at its end")
 
     @property
     def engine(self) -> AsyncLLM:

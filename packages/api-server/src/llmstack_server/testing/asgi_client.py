@@ -45,6 +45,7 @@ async def call(
     disconnect_after_parts: int | None = None,
     disconnect_after_bytes: int | None = None,
     has_room: Callable[[], bool] | None = None,
+    body_comes: asyncio.Event | None = None,
 ) -> Answer:
     """Calls an ASGI application without a socket; `body` is sent as JSON unless it is bytes.
 
@@ -52,7 +53,7 @@ async def call(
 
     The client stays until the answer is complete, or disconnects after `disconnect_after_parts` parts of it, or
     after `disconnect_after_bytes` bytes, where later ones are lost. With `has_room` its connection also takes parts
-    past ASGI (`PartWriter`).
+    past ASGI (`PartWriter`). It sends the body once `body_comes` is set.
     """
     content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     all_headers = {"content-type": "application/json", "content-length": str(len(content)), **(headers or {})}
@@ -64,6 +65,7 @@ async def call(
         "state": {},
     }  # fmt: skip
     connection = _Connection(content, disconnect_after_parts, disconnect_after_bytes, has_room)
+    connection.body_comes = body_comes
     if has_room is not None:
         scope["state"] = {PART_WRITER: connection}
     if disconnect_after_parts == 0:
@@ -80,6 +82,7 @@ class _Connection:
     ) -> None:
         self.answer = Answer()
         self.has_left = asyncio.Event()
+        self.body_comes: asyncio.Event | None = None
         self.flow = self
         self._has_room = has_room
         self._max_parts = max_parts
@@ -89,6 +92,8 @@ class _Connection:
     async def receive(self) -> dict[str, Any]:
         """The request, then the end of the connection."""
         if self._pending:
+            if self.body_comes is not None:
+                await self.body_comes.wait()
             return self._pending.pop()
         await self.has_left.wait()
         return {"type": "http.disconnect"}

@@ -18,11 +18,12 @@ from llmstack_server.state.queue_monitor import current_request
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
+from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, engine_unavailable, server_shutting_down
 from llmstack_server.web.fields import JSONObject
 from llmstack_server.web.keep_alive import COMMENT, EventSender
 from llmstack_server.web.openapi import EVENTS
 from llmstack_server.web.recording import RECORDER, Recorder
+from llmstack_server.web.routes import Needs, spec_of
 from llmstack_server.web.sse import DONE, Events, encode_json, frame
 from llmstack_server.web.streams import close
 from llmstack_types import ServerOverloadedError, TenantLimitError
@@ -93,6 +94,17 @@ class Answer(WholeAnswer):
 Prepare = Callable[[ServerState, JSONObject], Awaitable[WholeAnswer]]
 
 
+def closed_by_operator(state: ServerState) -> ErrorAnswer:
+    """The answer to requests for the model while weights change, or an operator has paused the server."""
+    if state.is_updating_weights:
+        return engine_unavailable("The weights are being changed.")
+    return engine_unavailable("The server is paused: POST /resume ends that.")
+
+
+def _is_for_model(scope: Scope) -> bool:
+    return spec_of(scope["route"]).needs is Needs.SERVICE
+
+
 class GenerationResponse(Response):
     """The response of a generating route: everything from the body to the last event.
 
@@ -118,6 +130,8 @@ class GenerationResponse(Response):
         if body is None:
             limits = BodyLimits(self._state.config.http.max_body_bytes, self._state.config.http.receive_timeout_s)
             body = await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding)
+        if (self._state.is_updating_weights or self._state.is_paused) and _is_for_model(scope):
+            raise HTTPError(closed_by_operator(self._state))  # since the body was awaited, which is not in flight
         with self._state.in_flight.track() as cut:
             try:
                 recorder: Recorder | None = scope["state"].get(RECORDER)

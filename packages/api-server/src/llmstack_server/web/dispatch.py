@@ -7,6 +7,7 @@ from operator import itemgetter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import closed_by_operator
 from llmstack_server.web.awake import AwakeMiddleware
 from llmstack_server.web.clients import check_operator
 from llmstack_server.web.errors import ASLEEP, ErrorAnswer, HTTPError, engine_unavailable, server_shutting_down
@@ -36,10 +37,8 @@ class EngineGate:
             if lifecycle.is_stopping:
                 return server_shutting_down()
             return engine_unavailable(f"The server is not ready yet: {lifecycle.state}.")
-        if needs is Needs.SERVICE and self._state.is_updating_weights:
-            return engine_unavailable("The weights are being changed.")
-        if self._state.is_paused and needs is Needs.SERVICE:
-            return engine_unavailable("The server is paused: POST /resume ends that.")
+        if needs is Needs.SERVICE and (self._state.is_updating_weights or self._state.is_paused):
+            return closed_by_operator(self._state)
         if self._can_sleep and needs > Needs.ENGINE and self._state.engine.sleep_level:
             idle = self._state.idle
             if idle is None or not idle.is_asleep:  # what has fallen asleep by itself wakes for the request
