@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from array import array
 from collections import Counter
 from typing import BinaryIO, Final
 
-import numpy as np
-
-from llmstack_media.audio.level_meter import num_level_samples
 from llmstack_media.audio.live_sound import LiveSound
+from llmstack_media.audio.stored_sound import SAMPLE_BYTES, StoredSound
 from llmstack_media.budgets import FairBudget
 from llmstack_media.errors import audio_too_long, counted_refusals, invalid_audio, named_refusals, no_room
 from llmstack_media.fetch.fetcher import Fetcher
@@ -22,60 +19,23 @@ from llmstack_media.limits import DECODED_PER_S
 from llmstack_media.memory import place_of
 from llmstack_media.pool.client import ONE_THREAD
 from llmstack_media.shares import Shares
-from llmstack_media.sound.samples import Samples, check_least
+from llmstack_media.sound.samples import check_least
 from llmstack_types import InvalidRequestError, ServerOverloadedError
 from llmstack_types.child_pool.client import ChildPool
 
-_SAMPLE_BYTES: Final = 4
 _MAX_PLACES: Final = 2
 _MAX_FETCHES: Final = 8
 _DECODE_S: Final = 10.0
 
 
-class Sound:
-    """A decoded file, which takes room on a disk and not in memory. Used by one event loop.
-
-    Attributes:
-        rate: Samples per second, in Hz.
-        num_samples: Of its one channel.
-        level_samples: Samples for which there is one level.
-        levels: The root of the mean square of each so many samples.
-    """
+class Sound(StoredSound):
+    """A decoded file: samples in `file`, and its levels behind them."""
 
     def __init__(self, file: BinaryIO, num_samples: int, rate: int, shares: Shares, tenant: str) -> None:
-        self._file: BinaryIO | None = file
-        self._shares = shares
-        self._tenant = tenant
-        self.rate = rate
-        self.level_samples = num_level_samples(rate)
+        super().__init__(file, rate, shares, tenant)
         self.num_samples = num_samples
         self._num_bytes = os.fstat(file.fileno()).st_size
-        self.levels = array("f")
-        self.levels.frombytes(os.pread(file.fileno(), self._num_bytes, num_samples * _SAMPLE_BYTES))
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds of it all."""
-        return self.num_samples / self.rate
-
-    async def read(self, start: int, stop: int) -> Samples:
-        """The samples from `start` up to `stop`, from -1 to 1; raises ValueError where it is closed."""
-        if self._file is None:
-            raise ValueError("the sound is closed")
-        stop = min(stop, self.num_samples)
-        size = max(0, stop - start) * _SAMPLE_BYTES
-        data = await asyncio.to_thread(os.pread, self._file.fileno(), size, start * _SAMPLE_BYTES)
-        return np.frombuffer(data, np.float32)
-
-    def close(self) -> None:
-        """Frees its room. Idempotent."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-            self._shares.add(self._tenant, -self._num_bytes)
-
-    def __del__(self) -> None:
-        self.close()
+        self.levels.frombytes(os.pread(file.fileno(), self._num_bytes, num_samples * SAMPLE_BYTES))
 
 
 class SoundFiles:

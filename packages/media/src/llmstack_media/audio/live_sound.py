@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from array import array
 from typing import BinaryIO, Final
 
 import numpy as np
 
-from llmstack_media.audio.level_meter import LevelMeter, num_level_samples
+from llmstack_media.audio.level_meter import LevelMeter
+from llmstack_media.audio.stored_sound import SAMPLE_BYTES, StoredSound
 from llmstack_media.errors import audio_too_long, invalid_audio, no_room
 from llmstack_media.shares import Shares
 from llmstack_media.sound.resample import Resampler
@@ -18,22 +17,16 @@ from llmstack_media.sound.samples import Samples
 
 PCM_RATES: Final = (16_000, 24_000, 48_000)
 _PCM_BYTES: Final = 2
-_SAMPLE_BYTES: Final = 4
 _SHARE_BYTES: Final = 1 << 20
 """Room on the disk that is taken at once: 16 seconds at 16 kHz."""
 
 
-class LiveSound:
-    """One channel at the model's rate, of which there is more and more until it ends. Used by one event loop.
+class LiveSound(StoredSound):
+    """Sound of which there is more and more until it ends.
 
-    It takes room on a disk and not in memory, but for its levels. Once it has ended, samples and levels are those of a
-    WAV file with the same bytes.
+    Once it has ended, samples and levels are those of a WAV file with the same bytes.
 
     Attributes:
-        rate: Samples per second, in Hz.
-        num_samples: So far.
-        level_samples: Samples for which there is one level.
-        levels: The root of the mean square of each so many samples, so far.
         has_ended: Whether there will be no more.
     """
 
@@ -44,26 +37,13 @@ class LiveSound:
 
         `shares`: Of the disk, in bytes. `max_s`: Seconds that it may have.
         """
-        self.rate = rate
-        self.level_samples = num_level_samples(rate)
-        self.num_samples = 0
-        self.levels = array("f")
+        super().__init__(file, rate, shares, tenant)
         self.has_ended = False
-        self._file: BinaryIO | None = file
-        self._lock = threading.Lock()  # of the place in the file
         self._resampler = Resampler(given_rate, rate)
         self._meter = LevelMeter(rate)
-        self._shares = shares
-        self._tenant = tenant
-        self._num_bytes = 0
         self._max_samples = int(max_s * rate)
         self._piece_bytes = given_rate * _PCM_BYTES
         self._growth = asyncio.Event()
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds that have come so far."""
-        return self.num_samples / self.rate
 
     async def add(self, data: bytes) -> None:
         """Adds samples: integers of 16 bits, little-endian. Calls follow one another.
@@ -96,28 +76,11 @@ class LiveSound:
             self._growth.clear()
             await self._growth.wait()
 
-    async def read(self, start: int, stop: int) -> Samples:
-        """The samples from `start` up to `stop`, or to the last one, from -1 to 1; raises ValueError where closed."""
-        if self._file is None:
-            raise ValueError("the sound is closed")
-        size = max(0, min(stop, self.num_samples) - start) * _SAMPLE_BYTES
-        return np.frombuffer(await asyncio.to_thread(self._read, self._file, start * _SAMPLE_BYTES, size), np.float32)
-
-    def close(self) -> None:
-        """Frees its room; nothing more may be added. Idempotent."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-            self._shares.add(self._tenant, -self._num_bytes)
-
-    def __del__(self) -> None:
-        self.close()
-
     async def _keep(self, samples: Samples) -> None:
         clipped = np.clip(samples, -1.0, 1.0)
         if self._file is None:
             raise ValueError("the sound is closed")
-        end = (self.num_samples + len(clipped)) * _SAMPLE_BYTES
+        end = (self.num_samples + len(clipped)) * SAMPLE_BYTES
         while self._num_bytes < end:
             if not self._shares.take(self._tenant, _SHARE_BYTES):
                 raise no_room()
@@ -126,11 +89,6 @@ class LiveSound:
         self.num_samples += len(clipped)
         self.levels.frombytes(self._meter.feed(samples).tobytes())
         self._growth.set()
-
-    def _read(self, file: BinaryIO, start: int, size: int) -> bytes:
-        with self._lock:
-            file.seek(start)
-            return file.read(size)
 
     def _write(self, file: BinaryIO, data: bytes) -> None:
         try:
