@@ -6,7 +6,7 @@ Names are imported when they are first used: `llmstack --help` loads this packag
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
@@ -27,7 +27,7 @@ _MODULES = {
 __all__ = ["EngineConfig", "EngineCore", "EventHook", "SchedulerConfig", "SpeculativeConfig", "build_engine_core"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

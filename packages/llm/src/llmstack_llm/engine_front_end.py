@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from llmstack_llm import request_errors
 from llmstack_llm.adapters import AdapterRegistry, OnChange
@@ -394,7 +394,7 @@ class EngineFrontEnd:
         if aborted and not self._is_shut_down:
             self._spawn(self._client.abort_requests(aborted))
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

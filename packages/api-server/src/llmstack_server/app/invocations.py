@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.responses import Response
 
 from llmstack_server.apis.openai.chat import prepare_chat
@@ -23,7 +21,7 @@ def add_invocations_route(router: Router, state: ServerState) -> None:
     body = AnyRequestBody(("messages", "prompt", "input", "documents", "text_1"))
 
     @router.declare(RouteSpec(
-        "POST", "/invocations", dict[str, Any], tag="Chat", body=body, streams=True, waits=True
+        "POST", "/invocations", dict[str, object], tag="Chat", body=body, streams=True, waits=True
     ))  # fmt: skip
     async def invocations() -> Response:
         """Answers a request to any generating or pooling route; the body decides which."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
@@ -79,7 +79,7 @@ class FoundSteps(NamedTuple):
 
     log: StepRecording
     core: str
-    gap: dict[str, Any] | None
+    gap: dict[str, object] | None
 
 
 async def read_steps(state: ServerState, engine_index: int, after_step: int, core: str = "") -> FoundSteps:

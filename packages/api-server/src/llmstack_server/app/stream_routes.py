@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import Request
 from starlette.responses import Response
 
@@ -25,7 +23,7 @@ def add_stream_routes(router: Router, state: ServerState) -> None:
     open_saved_streams(state)
 
     @router.declare(RouteSpec(
-        "GET", "/v1/streams/{stream_id}", dict[str, Any], needs=Needs.NOTHING, streams=True,
+        "GET", "/v1/streams/{stream_id}", dict[str, object], needs=Needs.NOTHING, streams=True,
         query={"after": (NUMBER, "the last event that is known")},
     ))  # fmt: skip
     async def stream(stream_id: str, request: Request) -> Response:

@@ -18,9 +18,10 @@ from llmstack_server.options.reload_options import START_NAME
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.errors import HTTPError, missing_parameter, reload_failed, server_shutting_down
-from llmstack_server.web.fields import JSONObject, parse
+from llmstack_server.web.fields import parse
 from llmstack_server.web.openapi_bodies import RequestBody
 from llmstack_server.web.routes import Needs, Router, RouteSpec
+from llmstack_types.json_values import JSONObject
 
 logger = logging.getLogger(__name__)
 

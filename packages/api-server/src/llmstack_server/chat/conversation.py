@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +26,18 @@ class Conversation:
         structured_outputs: This field of the request, whose options hold for the arguments of tools too.
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, object]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    tools: Sequence[Mapping[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: Sequence[Mapping[str, object]] | None = None
+    tool_choice: object = None
     parallel_tool_calls: bool = True
     call_grammar: str | None = None
-    documents: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, object]] | None = None
     chat_template: str | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
-    media_options: Mapping[str, Any] | None = None
+    chat_template_kwargs: Mapping[str, object] | None = None
+    media_options: Mapping[str, object] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
     may_name_files: bool = False
-    structured_outputs: Mapping[str, Any] | None = None
+    structured_outputs: Mapping[str, object] | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from llmstack_llm import Logprob
+from llmstack_types.json_values import JSONObject
 
 # JSON has no -inf; this is OpenAI's lowest value.
 LOWEST = -9999.0
@@ -28,7 +28,7 @@ class CompletionLogprobs:
 
     def build(
         self, token_ids: Sequence[int], positions: Sequence[Position | None], prompt_texts: Sequence[str] = ()
-    ) -> dict[str, object]:
+    ) -> JSONObject:
         """Tokens, their log-probabilities, the most likely ones, and offsets.
 
         A position is None for a prompt's first token, which has none; its text is in `prompt_texts`.
@@ -67,7 +67,7 @@ def chat_logprobs(
     num_top: int,
     *,
     shows_ids: bool = False,
-) -> dict[str, Any]:
+) -> JSONObject:
     """The `logprobs` object of one choice of a chat; `num_top` and `shows_ids` as in `CompletionLogprobs`."""
     content = [
         _chat_entry(token_id, position, num_top, shows_ids)
@@ -76,14 +76,14 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool) -> dict[str, object]:
+def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool) -> JSONObject:
     best = sorted(position.items(), key=lambda item: -item[1].logprob)[: num_top if num_top >= 0 else None]
     entry = _chat_token(token_id, position[token_id], shows_ids)
     entry["top_logprobs"] = [_chat_token(other_id, other, shows_ids) for other_id, other in best]
     return entry
 
 
-def _chat_token(token_id: int, entry: Logprob, shows_ids: bool) -> dict[str, object]:
+def _chat_token(token_id: int, entry: Logprob, shows_ids: bool) -> JSONObject:
     text = _text(entry, token_id)
     token = token_name(token_id) if shows_ids else text
     raw = text.encode() if entry.token_bytes is None else entry.token_bytes
@@ -97,7 +97,7 @@ def prompt_logprobs_object(positions: Sequence[Position | None] | None) -> list[
     return [None if position is None else _prompt_entry(position) for position in positions]
 
 
-def _prompt_entry(position: Position) -> dict[str, object]:
+def _prompt_entry(position: Position) -> JSONObject:
     return {
         str(token_id): {"logprob": floor(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
         for token_id, entry in position.items()

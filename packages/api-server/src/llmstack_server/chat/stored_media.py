@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from llmstack_llm import request_errors
 from llmstack_llm.media.parts import MediaPart
@@ -12,7 +12,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_types import InvalidRequestError
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, object]]
 MAX_STORED_MEDIA: Final = 1024
 """Of one request, before each model's own limit is looked at: each id is looked up in the table of files."""
 
@@ -48,7 +48,7 @@ async def with_stored_media(state: ServerState, messages: Messages) -> Messages:
     return [_with_paths(message, paths) for message in messages]
 
 
-def _with_paths(message: Mapping[str, object], paths: Mapping[str, str]) -> Mapping[str, Any]:
+def _with_paths(message: Mapping[str, object], paths: Mapping[str, str]) -> Mapping[str, object]:
     content = message.get("content")
     if not isinstance(content, list):
         return message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
@@ -12,6 +11,7 @@ from llmstack_llm.media.parts import MediaPart
 from llmstack_server.chat.stored_media import media_in
 from llmstack_server.web.errors import missing_parameter
 from llmstack_types import InvalidRequestError
+from llmstack_types.json_values import JSONObject
 
 SYSTEM_JOINT = "\n\n"
 PARTS_JOINT = "\n"
@@ -33,7 +33,7 @@ class TurnBuilder:
 
     def __init__(self, *, joins_turns: bool = False) -> None:
         """`joins_turns`: Whether consecutive texts of one role are one turn."""
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[JSONObject] = []
         self._joins_turns = joins_turns
         self._call_id_to_name: dict[str, str] = {}
 
@@ -73,12 +73,12 @@ class TurnBuilder:
         name = self._call_id_to_name.get(call_id)
         self.messages.append(message if name is None else {**message, "name": name})
 
-    def _assistant_turn(self) -> dict[str, Any]:
+    def _assistant_turn(self) -> JSONObject:
         if self.messages and self.messages[-1]["role"] == "assistant":
             return self.messages[-1]
         return self._new_assistant_turn()
 
-    def _new_assistant_turn(self) -> dict[str, Any]:
+    def _new_assistant_turn(self) -> JSONObject:
         self.messages.append({"role": "assistant", "content": ""})
         return self.messages[-1]
 

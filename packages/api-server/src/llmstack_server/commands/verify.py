@@ -14,6 +14,7 @@ from llmstack_llm.engine_args import EngineArgsError
 from llmstack_model_files import adapter_digest
 from llmstack_server.web.receipts import ADAPTER_SETTINGS, SETTINGS, VERSION, ReceiptError
 from llmstack_types import EngineReady, LLMStackError, SamplingParams, StructuredOutputsParams
+from llmstack_types.json_values import JSONValue
 from llmstack_types.sampling_params import RepetitionDetectionParams
 
 MAX_RECEIPT_BYTES = 256 << 20
@@ -46,7 +47,7 @@ def read_receipt(path: Path) -> dict[str, object]:
     return receipt
 
 
-def reloads_of(receipt: Mapping[str, Any]) -> list[str]:
+def reloads_of(receipt: Mapping[str, JSONValue]) -> list[str]:
     """Sentences on the reloads during the answer.
 
     Raises:
@@ -77,7 +78,7 @@ def verify(receipt: Mapping[str, object], model: str, adapter: Path | None = Non
         raise ReceiptError(f"it is malformed: {type(error).__name__}") from error
 
 
-def _verify(receipt: Mapping[str, Any], model: str, adapter: Path | None) -> list[str]:
+def _verify(receipt: Mapping[str, JSONValue], model: str, adapter: Path | None) -> list[str]:
     completions, has_adapter = receipt["completions"], receipt.get("adapter") is not None
     if not set(receipt["settings"]) <= {*SETTINGS, *(ADAPTER_SETTINGS if has_adapter else ())}:
         raise ReceiptError("it has settings that this command does not know")
@@ -120,7 +121,7 @@ def _other_adapter(receipt: Mapping[str, object], folder: Path | None) -> list[s
     ]
 
 
-def _other_numerics(receipt: Mapping[str, Any], ready: EngineReady) -> list[str]:
+def _other_numerics(receipt: Mapping[str, JSONValue], ready: EngineReady) -> list[str]:
     theirs, ours = receipt["backends"], ready.backends
     if receipt["weights"] != ours.get("weights", ""):  # whatever the contract says
         return [
@@ -152,7 +153,7 @@ def other_numerics(contract_id: str, backends: Mapping[str, object], ready: Engi
     )
 
 
-def _other_tokens(completions: Sequence[Mapping[str, Any]], llm: LLM, lora: LoRARequest | None) -> list[str]:
+def _other_tokens(completions: Sequence[Mapping[str, JSONValue]], llm: LLM, lora: LoRARequest | None) -> list[str]:
     """The differences of the completions of one prompt."""
     first = completions[0]
     prompt = {"prompt_token_ids": first["prompt_token_ids"]}
@@ -172,7 +173,7 @@ def _other_tokens(completions: Sequence[Mapping[str, Any]], llm: LLM, lora: LoRA
     return found
 
 
-def _params_of(sampling: Mapping[str, Any]) -> SamplingParams:
+def _params_of(sampling: Mapping[str, JSONValue]) -> SamplingParams:
     """Raises ReceiptError for parameters that only a server can have."""
     fields = dict(sampling)
     if fields.get("thinking_tags") is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
@@ -31,7 +30,7 @@ class ChatOptions(OptionGroup):
 
     title = "Chat"
 
-    template_kwargs: Mapping[str, Any] = option(
+    template_kwargs: Mapping[str, object] = option(
         {},
         flag="--default-chat-template-kwargs",
         check=check_template_arguments,

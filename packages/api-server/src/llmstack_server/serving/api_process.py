@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_engine_core.heap import share_heaps
 from llmstack_server.options.config import ServeConfig
@@ -36,7 +36,7 @@ HEAD_START_S = 1.0
 # Time to send the last spans; a collector that does not answer must not delay the exit.
 TELEMETRY_TIMEOUT_S = 1.0
 
-OpenEngine = Callable[[StageTimer, Sequence[Any]], "AsyncLLM"]
+OpenEngine = Callable[[StageTimer, Sequence["StatLogger"]], "AsyncLLM"]
 """Opens an engine, given the timer of the start and the stat loggers; it may block."""
 
 

@@ -7,7 +7,6 @@ import contextlib
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -38,13 +37,13 @@ class EagerLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.call_later = loop.call_later
 
-    def create_task(self, coroutine: Coroutine[Any, Any, None], **_: object) -> EagerLoop:
+    def create_task(self, coroutine: Coroutine[object, object, None], **_: object) -> EagerLoop:
         """Runs a coroutine that waits for nothing."""
         with contextlib.suppress(StopIteration):
             coroutine.send(None)
         return self
 
-    def add_done_callback(self, callback: Callable[..., Any]) -> None:
+    def add_done_callback(self, callback: Callable[..., object]) -> None:
         """Does nothing, under the name that tasks have: there is nothing to be called back for."""
 
 

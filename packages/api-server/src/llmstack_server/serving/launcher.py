@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_server.options.config import ServeConfig, chosen_model, is_demo_name
 from llmstack_server.options.errors import ServeError
@@ -16,7 +16,7 @@ from llmstack_types import LLMStackError
 
 if TYPE_CHECKING:
     from llmstack_engine_client.hosts.relay import RelayedMembers
-    from llmstack_llm import AsyncLLM, EngineArgs
+    from llmstack_llm import AsyncLLM, EngineArgs, StatLogger
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def resolve_engine_args(config: ServeConfig) -> EngineArgs:
 
 def start_engine(
     arguments: EngineArgs,
-    stat_loggers: Sequence[Any],
+    stat_loggers: Sequence[StatLogger],
     *,
     multiprocess: bool = True,
     addresses: Sequence[str] = (),

@@ -6,12 +6,13 @@ import asyncio
 import json
 import socket
 import struct
-from typing import Any
+
+from llmstack_types.json_values import JSONObject
 
 MAX_MESSAGE_BYTES = 1 << 20
 _LENGTH = struct.Struct("!I")
 
-Message = dict[str, Any]
+Message = JSONObject
 
 
 class ChannelError(Exception):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 import msgpack  # type: ignore[import-untyped]  # it ships no types
 
@@ -17,6 +17,7 @@ from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.database import Schema, open_database, present, transaction
 from llmstack_server.state.packed_parts import Packed
 from llmstack_server.state.state_folder import DatabaseReplacedError
+from llmstack_types.json_values import JSONObject
 
 SCHEMA: Final = Schema(
     application_id=0x6C6C6D73,  # "llms"
@@ -131,7 +132,7 @@ class KeptAnswer:
 
     id: str
     owner: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: JSONObject = field(default_factory=dict)
     data: bytes = b""
     ended_at: float | None = None
     written_at: float = 0.0
@@ -382,7 +383,7 @@ class KeptRows:
             )  # fmt: skip
 
 
-def _request(facts: dict[str, Any], body: bytes) -> KeptRequest:
+def _request(facts: JSONObject, body: bytes) -> KeptRequest:
     headers = tuple((str(name), str(value)) for name, value in facts.pop("headers"))
     request = KeptRequest(body=body, headers=headers, **facts)
     texts, numbers = (request.path, request.identity), (request.seed, request.num_resumes)

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+
+from llmstack_types.json_values import JSONValue
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +19,8 @@ MAX_ANSWER_BYTES = 16 << 20
 MAX_QUESTION_BYTES = 512
 _RETRY_S = 0.02
 
-Answers = Mapping[str, Callable[[], Any]]
-TopicAnswer = Callable[[str], Awaitable[Any]]
+Answers = Mapping[str, Callable[[], JSONValue]]
+TopicAnswer = Callable[[str], Awaitable[JSONValue]]
 
 
 class Peers:
@@ -62,13 +63,13 @@ class Peers:
         """Answers questions that begin with `word`; `answer` receives the rest of the question."""
         self._topics[word] = answer
 
-    async def ask(self, question: str) -> list[Any]:
+    async def ask(self, question: str) -> list[JSONValue]:
         """The answers of the other processes, in their order."""
         others = [index for index in range(self.count) if index != self.index]
         answers = await asyncio.gather(*(self.ask_one(index, question) for index in others))
         return [answer for answer in answers if answer is not None]
 
-    async def ask_all(self, question: str, timeout_s: float) -> list[Any]:
+    async def ask_all(self, question: str, timeout_s: float) -> list[JSONValue]:
         """The answers of all other processes that run; one that is slow to answer is asked again.
 
         Raises:
@@ -105,7 +106,7 @@ class Peers:
                 return answer
             await asyncio.sleep(_RETRY_S)
 
-    async def ask_one(self, index: int, question: str) -> Any:
+    async def ask_one(self, index: int, question: str) -> JSONValue:
         """The answer of another process; None where it gives none."""
         try:
             return await self._ask(index, question)
@@ -113,7 +114,7 @@ class Peers:
             logger.debug("API process %d gave no %s: %s", index, question, type(error).__name__)
             return None
 
-    async def _ask(self, index: int, question: str) -> Any:
+    async def _ask(self, index: int, question: str) -> JSONValue:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(self._path(index), limit=MAX_ANSWER_BYTES)
             try:

@@ -7,12 +7,13 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 from llmstack_llm import RequestObserver, SubmittedRequest
 from llmstack_server.state.peers import Peers
 from llmstack_server.state.shared_table import SharedTable
+from llmstack_types.json_values import JSONObject
 
 TOPIC: Final = "parting"
 MAX_PROMPTS: Final = 1024
@@ -51,7 +52,7 @@ class RecentPrompts(RequestObserver):
         kept = _Prompt(request.request_id, owner, token_ids)
         self._prompts.put(request.request_id, request.tenant, kept, len(token_ids))
 
-    async def parting(self, request_id: str, tenant: str) -> dict[str, Any] | None:
+    async def parting(self, request_id: str, tenant: str) -> JSONObject | None:
         """The place where the prompt of a request differs from the most similar one before it, both of this tenant.
 
         None where the request is not kept, or of another tenant, or no prompt of the process that served it begins
@@ -63,11 +64,11 @@ class RecentPrompts(RequestObserver):
         answers = await self._peers.ask(f"{TOPIC} {quote(request_id, safe='')} {quote(tenant, safe='')}")
         return next((answer for answer in answers if isinstance(answer, dict)), None)
 
-    async def _answer(self, question: str) -> dict[str, Any] | None:
+    async def _answer(self, question: str) -> JSONObject | None:
         request_id, _, tenant = question.partition(" ")
         return await self._parting(unquote(request_id), unquote(tenant))
 
-    async def _parting(self, request_id: str, tenant: str) -> dict[str, Any] | None:
+    async def _parting(self, request_id: str, tenant: str) -> JSONObject | None:
         own = self._prompts.get(request_id)
         if own is None or own.owner[0] != tenant:
             return None
@@ -76,7 +77,7 @@ class RecentPrompts(RequestObserver):
         return await asyncio.to_thread(_compare, own, others)
 
 
-def _compare(own: _Prompt, others: Sequence[_Prompt]) -> dict[str, Any] | None:
+def _compare(own: _Prompt, others: Sequence[_Prompt]) -> JSONObject | None:
     best, num_best = None, 0
     for other in others:
         num_common = _num_common(own.token_ids, other.token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from llmstack_server.state.stream_record import (
     Batch,
@@ -16,6 +16,7 @@ from llmstack_server.state.stream_record import (
     StreamReader,
     UnknownStreamError,
 )
+from llmstack_types.json_values import JSONObject, JSONValue
 
 # Less than the time in which peers have to answer.
 MAX_WAIT_S = 0.5
@@ -26,7 +27,7 @@ SILENCE_S = 10.0
 MAX_READERS = 4096
 MAX_TRIES = 3
 
-Ask = Callable[[str], Awaitable[Any]]
+Ask = Callable[[str], Awaitable[JSONValue]]
 
 
 class Reader(Protocol):
@@ -56,7 +57,7 @@ class Reader(Protocol):
 class RemoteReader:
     """Asks the process that has the answer."""
 
-    def __init__(self, ask: Ask, opened: dict[str, Any], after: int) -> None:
+    def __init__(self, ask: Ask, opened: JSONObject, after: int) -> None:
         """`opened`: The answer of the process to the opening of the reader."""
         self._ask = ask
         self._token = str(opened["token"])
@@ -103,7 +104,7 @@ class RemoteReaders:
         self._token_to_reader: dict[str, StreamReader] = {}
         self._token_to_timer: dict[str, asyncio.TimerHandle] = {}
 
-    def add(self, reader: StreamReader) -> dict[str, Any]:
+    def add(self, reader: StreamReader) -> JSONObject:
         """Keeps a reader; what its process is answered.
 
         Raises:
@@ -117,14 +118,14 @@ class RemoteReaders:
         self._expect(token)
         return {"token": token, "id": reader.stream_id}
 
-    async def answer(self, what: str, words: Sequence[str]) -> Any:
+    async def answer(self, what: str, words: Sequence[str]) -> JSONValue:
         """The answer to a question of a `RemoteReader`: `read` or `close`."""
         if what == "read":
             return await self._read(words[0], int(words[1]), knows_head=words[2] == "1")
         self.close(words[0])
         return True
 
-    async def _read(self, token: str, position: int, *, knows_head: bool) -> dict[str, Any]:
+    async def _read(self, token: str, position: int, *, knows_head: bool) -> JSONObject:
         reader = self._token_to_reader.get(token)
         if reader is None:  # of the process before this one
             return {"error": "away"}
@@ -159,7 +160,7 @@ class RemoteReaders:
         self._token_to_timer[token] = asyncio.get_running_loop().call_later(SILENCE_S, self.close, token)
 
 
-def _object_of(batch: Batch) -> dict[str, Any]:
+def _object_of(batch: Batch) -> JSONObject:
     head = batch.head
     return {
         "status": head.status,
@@ -173,7 +174,7 @@ def _object_of(batch: Batch) -> dict[str, Any]:
     }
 
 
-def _batch_of(answer: dict[str, Any]) -> Batch:
+def _batch_of(answer: JSONObject) -> Batch:
     error = answer.get("error")
     if error == "failed":
         raise FailedError(answer["fields"])

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory
 from llmstack_server.observability.watchdog import StuckWatchdog
@@ -26,6 +26,7 @@ from llmstack_server.state.shared_streams import SharedStreams
 from llmstack_server.state.slow_readers import SlowReaders
 from llmstack_server.state.turns import Turns
 from llmstack_types import EngineDeadError, EngineReady
+from llmstack_types.json_values import JSONValue
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -59,7 +60,7 @@ class OutputStream(Protocol):
 class Sign(Protocol):
     """Makes the receipt of one answer."""
 
-    def __call__(self, answer_id: str, model: str, created: int, *, has_token_ids: bool = False) -> dict[str, Any]:
+    def __call__(self, answer_id: str, model: str, created: int, *, has_token_ids: bool = False) -> dict[str, object]:
         """The signed receipt, once all outputs are read; `created` is in seconds since 1970."""
         ...
 
@@ -157,8 +158,8 @@ class ServerState:
     in_flight: InFlight = field(default_factory=InFlight)
     created: int = field(default_factory=lambda: int(time.time()))
     ready: EngineReady | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    sampling_defaults: Callable[[], Mapping[str, Any]] = dict
+    facts: dict[str, object] = field(default_factory=dict)
+    sampling_defaults: Callable[[], Mapping[str, object]] = dict
     telemetry: Telemetry | None = None
     ticks: list[Callable[[], None]] = field(default_factory=list)
     at_ready: list[Callable[[], None]] = field(default_factory=list)
@@ -179,7 +180,7 @@ class ServerState:
     application: ASGIApp | None = None
     stored_files: StoredFiles | None = None
     weights_name: str = START_NAME
-    previous_weights: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_PREVIOUS_WEIGHTS))
+    previous_weights: deque[dict[str, object]] = field(default_factory=lambda: deque(maxlen=MAX_PREVIOUS_WEIGHTS))
     is_reloading: bool = False
     start_model_path: str = ""
     shared_reloads: SharedReloads | None = None
@@ -200,7 +201,7 @@ class ServerState:
         self.metrics.follow_media(lambda: None if self.opened_engine is None else self.opened_engine.media_stats)
         self.metrics.follow_speech(lambda: None if self.opened_engine is None else self.opened_engine.speech)
 
-    def weights_object(self) -> dict[str, Any]:
+    def weights_object(self) -> dict[str, object]:
         """The weights that answer new requests: their name in the list of `--reload-models`, and what they are."""
         ready = self.ready
         return {
@@ -270,6 +271,6 @@ class ServerState:
         """Answers to the questions of other API processes."""
         return {"metrics": self.metrics.snapshot, "load": lambda: self.in_flight.count}
 
-    async def ask_peers(self, question: str) -> list[Any]:
+    async def ask_peers(self, question: str) -> list[JSONValue]:
         """The answers of the other API processes; an empty list where there are none."""
         return [] if self.peers is None else await self.peers.ask(question)

@@ -8,12 +8,13 @@ import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_server.state.peers import Peers
 from llmstack_server.state.remote_streams import MAX_WAIT_S, READING, Reader, RemoteReader, RemoteReaders
 from llmstack_server.state.stream_record import StreamAwayError, StreamReader, StreamRecord, UnknownStreamError
 from llmstack_server.state.stream_table import StreamTable
+from llmstack_types.json_values import JSONObject, JSONValue
 
 if TYPE_CHECKING:
     from llmstack_server.state.stream_saver import StreamSaver
@@ -160,7 +161,7 @@ class SharedStreams:
         held = await self._ask_others(peers, f"held {key}")
         return next((index for index, is_held in held.items() if is_held), peers.index)
 
-    async def _ask(self, peers: Peers, index: int, question: str) -> Any:
+    async def _ask(self, peers: Peers, index: int, question: str) -> JSONValue:
         """The answer of another process; None where it has ended, and its streams with it.
 
         Raises:
@@ -172,7 +173,7 @@ class SharedStreams:
         except TimeoutError:
             raise StreamAwayError from None
 
-    async def _ask_others(self, peers: Peers, question: str) -> dict[int, Any]:
+    async def _ask_others(self, peers: Peers, question: str) -> dict[int, JSONValue]:
         others = [index for index in range(peers.count) if index != peers.index]
         answers = await asyncio.gather(*(self._ask(peers, index, question) for index in others))
         return dict(zip(others, answers, strict=True))
@@ -225,7 +226,7 @@ class SharedStreams:
             raise KeyReusedError if isinstance(answer, dict) and answer["error"] == "reused" else UnknownStreamError
         return RemoteReader(lambda text: peers.ask_one(index, f"{TOPIC} {text}"), answer, after)
 
-    async def _answer(self, question: str) -> Any:
+    async def _answer(self, question: str) -> JSONValue:
         """The answer to another process."""
         self._restore()
         what, *words = question.split(" ")  # without API keys the owner, which is the last word, is empty
@@ -243,7 +244,7 @@ class SharedStreams:
             return self._forget_here(words[0], words[1])
         return await self._opened(what, words)
 
-    async def _opened(self, what: str, words: list[str]) -> dict[str, Any]:
+    async def _opened(self, what: str, words: list[str]) -> JSONObject:
         try:
             if what == "open":
                 stream_id, after, digest, *owner = words

@@ -6,10 +6,10 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.packed_parts import MAX_FRESH_PART, MAX_FRESH_PARTS, PackedParts
+from llmstack_types.json_values import JSONValue
 
 MAX_STREAM_BYTES = 1 << 20
 MAX_READ_BYTES = 256 << 10
@@ -34,7 +34,7 @@ class ReplacedError(Exception):
 class FailedError(Exception):
     """The answer has failed, and its reader has all parts; `fields` are those of the error."""
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
+    def __init__(self, fields: Mapping[str, JSONValue]) -> None:
         super().__init__(str(fields.get("message", "")))
         self.fields = fields
 
@@ -112,7 +112,7 @@ class StreamRecord:
         self._left: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[int] | None = None
         self.head: Head | None = None
-        self._failure: Mapping[str, Any] | None = None
+        self._failure: Mapping[str, JSONValue] | None = None
         self.parts = PackedParts()
         self._num_saved: int | None = None
         self._readers: set[StreamReader] = set()
@@ -253,7 +253,7 @@ class StreamRecord:
         else:
             reader.position = number
 
-    def fail(self, fields: Mapping[str, Any]) -> None:
+    def fail(self, fields: Mapping[str, JSONValue]) -> None:
         """Ends an answer with an error after the parts that readers may have."""
         self._failure = fields
         self.finish()

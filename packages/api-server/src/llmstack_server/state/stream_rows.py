@@ -10,6 +10,7 @@ from typing import Any, Final
 from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.kept_rows import KeptAnswer, KeptRequest, KeptRows, Written
 from llmstack_server.state.stream_record import Head, StreamRecord
+from llmstack_types.json_values import JSONObject
 
 FILE_NAME: Final = "streams.sqlite3"
 # What is older was given up: its client would have to wait this long for a server.
@@ -51,7 +52,7 @@ def load_streams(rows: KeptRows, index: int, count: int) -> list[StreamRow]:
     return [row for row in rows.load(decoded_stream) if int(row.id, 16) % count == index]
 
 
-def facts_of(record: StreamRecord) -> dict[str, Any]:
+def facts_of(record: StreamRecord) -> JSONObject:
     """The facts of an answer in the database, besides its request and its parts."""
     head = None if record.head is None else _encoded_head(record.head)
     return {"digest": record.digest, "key": record.key, "keep_s": record.keep_s, "head": head}

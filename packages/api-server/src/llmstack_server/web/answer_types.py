@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class TokenDetails(TypedDict):
@@ -116,7 +116,7 @@ class CompletionChoice(TypedDict):
     stop_reason: str | int | None
     token_ids: list[int] | None
     prompt_token_ids: list[int] | None
-    prompt_logprobs: list[dict[str, Any] | None] | None
+    prompt_logprobs: list[dict[str, object] | None] | None
 
 
 class GeneratedAnswer(TypedDict):
@@ -128,9 +128,9 @@ class GeneratedAnswer(TypedDict):
     usage: Usage
     service_tier: str | None
     system_fingerprint: str | None
-    kv_transfer_params: NotRequired[dict[str, Any] | None]
+    kv_transfer_params: NotRequired[dict[str, object] | None]
     metrics: NotRequired[dict[str, float | None]]
-    receipt: NotRequired[dict[str, Any]]
+    receipt: NotRequired[dict[str, object]]
 
 
 class Completion(GeneratedAnswer):
@@ -145,7 +145,7 @@ class ChatCompletion(GeneratedAnswer):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    prompt_logprobs: list[dict[str, Any] | None] | None
+    prompt_logprobs: list[dict[str, object] | None] | None
     prompt_token_ids: list[int] | None
     prompt_text: NotRequired[str | None]
 
@@ -156,7 +156,7 @@ class Rendered(TypedDict):
     request_id: str
     token_ids: list[int]
     features: None
-    sampling_params: dict[str, Any]
+    sampling_params: dict[str, object]
     model: str
     stream: bool
     cache_salt: str | None
@@ -247,7 +247,7 @@ class Model(TypedDict):
     speech: SpeechFacts | None
     permission: list[Permission]
     weights: NotRequired[Weights]
-    previous_weights: NotRequired[list[dict[str, Any]]]
+    previous_weights: NotRequired[list[dict[str, object]]]
     status: NotRequired[dict[str, str]]
 
 
@@ -349,8 +349,8 @@ class Scores(PooledList):
 class RankedDocument(TypedDict):
     """The text of a document, or its content of texts and pictures."""
 
-    text: NotRequired[Any]
-    multi_modal: NotRequired[list[Any]]
+    text: NotRequired[object]
+    multi_modal: NotRequired[list[object]]
 
 
 class Ranked(TypedDict):
@@ -394,6 +394,6 @@ class CohereEmbeddings(TypedDict):
 
     id: str
     response_type: Literal["embeddings_by_type"]
-    embeddings: dict[str, list[Any]]
+    embeddings: dict[str, list[object]]
     texts: list[str]
     meta: CohereMeta

@@ -7,7 +7,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -19,7 +18,6 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, engine_unavailable, server_shutting_down
-from llmstack_server.web.fields import JSONObject
 from llmstack_server.web.keep_alive import COMMENT, EventSender
 from llmstack_server.web.openapi import EVENTS
 from llmstack_server.web.recording import RECORDER, Recorder
@@ -27,6 +25,7 @@ from llmstack_server.web.routes import Needs, spec_of
 from llmstack_server.web.sse import DONE, Events, encode_json, frame
 from llmstack_server.web.streams import close
 from llmstack_types import ServerOverloadedError, TenantLimitError
+from llmstack_types.json_values import JSONObject
 
 MAX_REQUEST_ID_CHARS = 128
 STREAM_HEADERS = {
@@ -213,7 +212,9 @@ def _prediction_headers() -> list[tuple[bytes, bytes]]:
     return headers
 
 
-async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive, cut: asyncio.Future[None]) -> None:
+async def run_while_connected(
+    work: Coroutine[object, object, None], receive: Receive, cut: asyncio.Future[None]
+) -> None:
     """Runs `work` until it is done, its client disconnects, or the server cuts requests in flight."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_wait_until_disconnected(receive))
@@ -232,7 +233,7 @@ async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive,
 
 
 async def run_here_while_connected(
-    work: Coroutine[Any, Any, None], receive: Receive, cut: asyncio.Future[None]
+    work: Coroutine[object, object, None], receive: Receive, cut: asyncio.Future[None]
 ) -> None:
     """As `run_while_connected`, in the current task, so that the work begins at once."""
     leaving = asyncio.create_task(_wait_until_disconnected(receive))
@@ -243,7 +244,9 @@ async def run_here_while_connected(
         await asyncio.gather(leaving, return_exceptions=True)
 
 
-async def run_until(work: Coroutine[Any, Any, None], left: asyncio.Future[None], cut: asyncio.Future[None]) -> None:
+async def run_until(
+    work: Coroutine[object, object, None], left: asyncio.Future[None], cut: asyncio.Future[None]
+) -> None:
     """Runs `work` in the current task until it is done, `left` is done, or the server cuts requests in flight.
 
     A task of its own for the work would cost a request some ten microseconds.

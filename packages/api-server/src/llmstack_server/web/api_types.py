@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class ResponseError(TypedDict):
@@ -51,8 +51,8 @@ class OutputItem(TypedDict):
     type: Literal["message", "reasoning", "function_call", "custom_tool_call"]
     status: str
     role: NotRequired[str]
-    content: NotRequired[list[dict[str, Any]]]
-    summary: NotRequired[list[dict[str, Any]]]
+    content: NotRequired[list[dict[str, object]]]
+    summary: NotRequired[list[dict[str, object]]]
     call_id: NotRequired[str]
     name: NotRequired[str]
     arguments: NotRequired[str]
@@ -69,7 +69,7 @@ class ReasoningSettings(TypedDict):
 class TextSettings(TypedDict):
     """The form of the text."""
 
-    format: dict[str, Any]
+    format: dict[str, object]
     verbosity: str
 
 
@@ -100,13 +100,13 @@ class ResponseAnswer(TypedDict):
     store: bool
     temperature: float
     text: TextSettings
-    tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, object]
+    tools: list[dict[str, object]]
     top_logprobs: int
     top_p: float
     truncation: str
     usage: NotRequired[ResponseUsage]
-    receipt: NotRequired[dict[str, Any]]
+    receipt: NotRequired[dict[str, object]]
     user: NotRequired[str]
 
 
@@ -137,7 +137,7 @@ class Page(TypedDict):
 class ItemPage(Page):
     """Input items of a response."""
 
-    data: list[dict[str, Any]]
+    data: list[dict[str, object]]
 
 
 class File(TypedDict):
@@ -172,7 +172,7 @@ class ErrorList(TypedDict):
     """Why a batch failed."""
 
     object: Literal["list"]
-    data: list[dict[str, Any]]
+    data: list[dict[str, object]]
 
 
 class OutputExpiry(TypedDict):
@@ -236,7 +236,7 @@ class ContentBlock(TypedDict):
     signature: NotRequired[str]
     id: NotRequired[str]
     name: NotRequired[str]
-    input: NotRequired[dict[str, Any]]
+    input: NotRequired[dict[str, object]]
 
 
 class Message(TypedDict):
@@ -250,7 +250,7 @@ class Message(TypedDict):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
-    receipt: NotRequired[dict[str, Any]]
+    receipt: NotRequired[dict[str, object]]
 
 
 class CountedTokens(TypedDict):
@@ -286,12 +286,12 @@ class ServerInfo(TypedDict):
     python: str
     model: str
     served_model_names: list[str]
-    config: dict[str, Any]
-    flags_without_effect: list[dict[str, Any]]
-    http: dict[str, Any]
-    processes: dict[str, Any]
-    engine: dict[str, Any] | None
-    engines: list[dict[str, Any]]
+    config: dict[str, object]
+    flags_without_effect: list[dict[str, object]]
+    http: dict[str, object]
+    processes: dict[str, object]
+    engine: dict[str, object] | None
+    engines: list[dict[str, object]]
 
 
 class StepRow(TypedDict):
@@ -352,7 +352,7 @@ class ExplainedRequest(TypedDict):
 
     id: str
     sentences: list[str]
-    facts: dict[str, Any]
+    facts: dict[str, object]
 
 
 class ReleasedSession(TypedDict):
@@ -395,6 +395,6 @@ class Reloaded(TypedDict):
 
     object: Literal["reload"]
     name: str
-    weights: dict[str, Any]
+    weights: dict[str, object]
     num_finishing_requests: int
     num_moved_requests: int

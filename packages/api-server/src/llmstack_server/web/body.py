@@ -13,6 +13,7 @@ from llmstack_server.web.errors import HTTPError, request_timeout, request_too_l
 from llmstack_server.web.json_body import decode_object, decoding
 from llmstack_server.web.json_pieces import PIECE_BYTES
 from llmstack_server.web.json_structure import JSONLimits
+from llmstack_types.json_values import JSONObject
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -37,7 +38,7 @@ class BodyLimits:
 
 async def read_json_object(
     headers: Mapping[str, str], receive: Receive, limits: BodyLimits, turns: Turns
-) -> dict[str, Any]:
+) -> JSONObject:
     """The JSON object of a request. A large one is decoded in pieces, so that other requests wait for one piece only.
 
     Raises:
@@ -51,7 +52,7 @@ async def read_json_object(
     return await decode_body(body, limits.max_bytes, turns)
 
 
-async def decode_body(body: bytes | bytearray, max_bytes: int, turns: Turns) -> dict[str, Any]:
+async def decode_body(body: bytes | bytearray, max_bytes: int, turns: Turns) -> JSONObject:
     """The JSON object of a body that may have `max_bytes`; raises HTTPError as `read_json_object`."""
     json_limits = JSONLimits.of_body(max_bytes)
     if len(body) <= PIECE_BYTES:

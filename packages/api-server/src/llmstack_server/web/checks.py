@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_fields(
-    state: ServerState, body: dict[str, Any], fields: BaseModel, unsupported: Mapping[str, Predicate]
+    state: ServerState, body: dict[str, object], fields: BaseModel, unsupported: Mapping[str, Predicate]
 ) -> None:
     """Checks the fields after their types; a deadline among them is that of the current request from now on.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from llmstack_server.web.errors import ErrorAnswer
 from llmstack_server.web.sse import encode_json, frame
 
-ERROR_SCHEMA: dict[str, Any] = {
+ERROR_SCHEMA: dict[str, object] = {
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -35,7 +34,7 @@ class ErrorForm:
         statuses: Further statuses of errors, besides those that any route has.
     """
 
-    schema: Mapping[str, Any] = ERROR_SCHEMA
+    schema: Mapping[str, object] = ERROR_SCHEMA
     id_headers: tuple[str, ...] = ()
     statuses: tuple[int, ...] = ()
 

@@ -14,10 +14,10 @@ from llmstack_llm.admission.rules import MAX_LOGIT_BIAS_ENTRIES
 from llmstack_server.web.errors import missing_parameter, unknown_parameter
 from llmstack_types import InvalidRequestError, SamplingParams
 from llmstack_types.field_facts import facts_of
+from llmstack_types.json_values import JSONObject
 
 # Not `float`: a number of 400 digits is no float, and must still reach the check of its field's range.
 Decimal = int | float
-JSONObject = dict[str, Any]
 """An object of a request or an answer."""
 
 
@@ -62,7 +62,7 @@ class StreamOptions(BaseModel):
 
 _TYPES: Mapping[str, Any] = {
     "logit_bias": Annotated[dict[str, Decimal], at_most(MAX_LOGIT_BIAS_ENTRIES, "logit_bias")],
-    "repetition_detection": dict[str, Any],
+    "repetition_detection": JSONObject,
 }
 
 
@@ -111,9 +111,9 @@ class GenerationFields(SamplingFields):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="a served name; may be left out while one model is served")
-    vllm_xargs: dict[str, Any] | None = Field(None, description="arguments of custom logits processors")
-    response_format: dict[str, Any] | None = Field(None, description="text, json_object, json_schema, structural_tag")
-    structured_outputs: dict[str, Any] | None = Field(
+    vllm_xargs: JSONObject | None = Field(None, description="arguments of custom logits processors")
+    response_format: JSONObject | None = Field(None, description="text, json_object, json_schema, structural_tag")
+    structured_outputs: JSONObject | None = Field(
         None, description="one of json, regex, choice, grammar, json_object, structural_tag; or options alone"
     )
     guided_json: Any = Field(None, description="older name of structured_outputs.json")
@@ -173,7 +173,7 @@ _EXPECTED = {
 }
 
 
-def parse(model: type[RequestModel], body: dict[str, Any], *, is_text: bool = False) -> RequestModel:
+def parse(model: type[RequestModel], body: JSONObject, *, is_text: bool = False) -> RequestModel:
     """The typed body.
 
     `is_text`: Its values are texts of a form, also of numbers and booleans.
@@ -191,14 +191,14 @@ def parse(model: type[RequestModel], body: dict[str, Any], *, is_text: bool = Fa
         raise _refusal(first["loc"], first["type"], body) from None
 
 
-def _refusal(location: tuple[int | str, ...], kind: str, body: dict[str, Any]) -> InvalidRequestError:
+def _refusal(location: tuple[int | str, ...], kind: str, body: JSONObject) -> InvalidRequestError:
     name = str(location[-1])
     if kind == "missing":
         return missing_parameter(name)
     return unknown_parameter(name) if kind == "extra_forbidden" else _invalid_type(location, kind, body)
 
 
-def _invalid_type(location: tuple[int | str, ...], kind: str, body: dict[str, Any]) -> InvalidRequestError:
+def _invalid_type(location: tuple[int | str, ...], kind: str, body: JSONObject) -> InvalidRequestError:
     """The error of one field; `location` may end in the name of a member of a union."""
     expected = _EXPECTED.get(kind, "another type")
     value: Any = body

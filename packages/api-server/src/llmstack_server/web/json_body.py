@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from llmstack_server.web import json_pieces
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, body_not_an_object, invalid_json
@@ -19,6 +19,7 @@ from llmstack_server.web.json_structure import (
     is_surely_simple,
     without_escapes,
 )
+from llmstack_types.json_values import JSONObject
 
 # Longer than any 64-bit integer: a number that is cut here stays out of every field's range.
 _MAX_INTEGER_DIGITS = 40
@@ -88,7 +89,7 @@ class Decoding:
 
     body: bytes | bytearray
     limits: JSONLimits
-    value: dict[str, Any] = field(default_factory=dict)
+    value: JSONObject = field(default_factory=dict)
 
     def run(self) -> Iterator[None]:
         """Decodes; other work may be done after each step. Raises as `decode_object`."""

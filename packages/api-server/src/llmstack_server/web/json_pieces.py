@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmstack_types.json_values import JSONObject
+
 PIECE_BYTES = 1 << 14
 
 _NOT_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
@@ -41,7 +43,7 @@ class PiecewiseDecoder:
     unescaped: bytes | bytearray
     decode: Callable[[str], Any]
     value: Any = None
-    _open: list[list[Any] | dict[str, Any]] = field(default_factory=list)
+    _open: list[list[Any] | JSONObject] = field(default_factory=list)
 
     def run(self) -> Iterator[None]:
         """Decodes; other work may be done after each step.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-Schema = dict[str, Any]
-Responses = dict[int | str, dict[str, Any]]
+from llmstack_types.json_values import JSONObject
+
+Schema = JSONObject
+Responses = dict[int | str, JSONObject]
 
 NUMBER: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 TEXT: Final[Schema] = {"type": "string"}

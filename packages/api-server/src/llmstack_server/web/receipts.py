@@ -20,6 +20,7 @@ from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.repeated_outputs import RepeatedOutputs
 from llmstack_server.state.server_state import OutputStream, Sign
 from llmstack_types import EngineReady, LoRAIdentity, SamplingParams
+from llmstack_types.json_values import JSONObject, JSONValue
 
 if TYPE_CHECKING:
     from llmstack_llm.requests import Adapter
@@ -79,7 +80,7 @@ class ReceiptSigner:
     def receipt(
         self, state: ServerState, outputs: RepeatedOutputs, answer_id: str, model: str, created: int, *,
         has_token_ids: bool = False,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> JSONObject:  # fmt: skip
         """The signed receipt of an answer, once all outputs are read; `created` is in seconds since 1970.
 
         It names the weights that have computed the answer, whatever the server has loaded since. Where there is no such
@@ -102,7 +103,7 @@ class ReceiptSigner:
         }
         return self.signed(receipt)
 
-    def signed(self, receipt: dict[str, Any]) -> dict[str, Any]:
+    def signed(self, receipt: JSONObject) -> JSONObject:
         """The receipt with the public key and the signature."""
         receipt = receipt | {"public_key": self.public_key}
         signature = self._key.sign(signed_bytes(receipt))
@@ -148,7 +149,7 @@ def make_key(path: Path) -> str:
     return ReceiptSigner(pem).public_key
 
 
-def check_signature(receipt: Mapping[str, Any]) -> None:
+def check_signature(receipt: Mapping[str, JSONValue]) -> None:
     """Returns if the signature fits the receipt and its own public key.
 
     Raises:
@@ -170,7 +171,7 @@ def check_signature(receipt: Mapping[str, Any]) -> None:
                 raise ReceiptError(f"completion {number}: the digest of {name} is another one")
 
 
-def signed_bytes(receipt: Mapping[str, Any]) -> bytes:
+def signed_bytes(receipt: Mapping[str, JSONValue]) -> bytes:
     """The bytes to sign: canonical JSON of all but the signature and the token ids."""
     signed = {name: value for name, value in receipt.items() if name not in UNSIGNED_FIELDS}
     signed["completions"] = [
@@ -184,10 +185,10 @@ def digest_of(token_ids: Sequence[int]) -> str:
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
 
 
-def sampling_object(params: SamplingParams) -> dict[str, Any]:
+def sampling_object(params: SamplingParams) -> JSONObject:
     """The parameters that differ from the defaults, as JSON."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(params, name)) != getattr(_DEFAULTS, name)}
-    fields: dict[str, Any] = json.loads(json.dumps(given, default=_plain))  # of the others it would take 0.2 ms
+    fields: JSONObject = json.loads(json.dumps(given, default=_plain))  # of the others it would take 0.2 ms
     defaults = json.loads(json.dumps({name: getattr(_DEFAULTS, name) for name in given}, default=_plain))
     return {name: value for name, value in fields.items() if value != defaults[name]} | {
         "max_tokens": params.max_tokens
@@ -207,9 +208,9 @@ def _crypto(name: str) -> Any:
         raise ReceiptError("receipts need the package cryptography: install llmstack-server[receipts]") from None
 
 
-def _computations(state: ServerState, outputs: RepeatedOutputs) -> list[dict[str, Any]]:
+def _computations(state: ServerState, outputs: RepeatedOutputs) -> list[JSONObject]:
     """The computations behind the answer, each once, in order; without any tokens, the one that would follow."""
-    found: list[dict[str, Any]] = []
+    found: list[JSONObject] = []
     adapter = outputs.prompts[0].adapter
     engines: list[EngineReady | None] = [one for _, engines in sorted(outputs.engines.items()) for one in engines]
     for ready in engines or [state.ready]:
@@ -219,11 +220,11 @@ def _computations(state: ServerState, outputs: RepeatedOutputs) -> list[dict[str
     return found
 
 
-def _completions(outputs: RepeatedOutputs, *, has_token_ids: bool) -> list[dict[str, Any]]:
+def _completions(outputs: RepeatedOutputs, *, has_token_ids: bool) -> list[JSONObject]:
     found = []
     for (prompt_index, index), token_ids in sorted(outputs.source.token_ids().items()):
         prompt = outputs.prompts[prompt_index]
-        one: dict[str, Any] = {
+        one: JSONObject = {
             "prompt": prompt_index,
             "index": index,
             "sampling": sampling_object(prompt.sampling_params),
@@ -238,14 +239,14 @@ def _completions(outputs: RepeatedOutputs, *, has_token_ids: bool) -> list[dict[
     return found
 
 
-def _adapter_fields(adapter: Adapter | None) -> dict[str, Any]:
+def _adapter_fields(adapter: Adapter | None) -> JSONObject:
     """The name and the digest of the adapter of a request; all of its prompts have the same."""
     if adapter is None:
         return {"adapter": None}
     return {"adapter": adapter.name, "adapter_digest": LoRAIdentity.parse(adapter.identity).digest}
 
 
-def _computation_of(state: ServerState, ready: EngineReady | None, *, has_adapter: bool) -> dict[str, Any]:
+def _computation_of(state: ServerState, ready: EngineReady | None, *, has_adapter: bool) -> JSONObject:
     """The fields of a receipt about weights, kernels and settings of an engine core."""
     backends = {} if ready is None else dict(ready.backends)
     found = {
@@ -259,12 +260,12 @@ def _computation_of(state: ServerState, ready: EngineReady | None, *, has_adapte
     return found
 
 
-def _bits_of(computation: Mapping[str, Any]) -> tuple[str, str]:
+def _bits_of(computation: Mapping[str, JSONValue]) -> tuple[str, str]:
     """Equal where two engine cores compute equal bits."""
     return computation["weights"], computation["numeric_contract"]
 
 
-def _settings_of(state: ServerState, ready: EngineReady | None, others: Sequence[str]) -> dict[str, Any]:
+def _settings_of(state: ServerState, ready: EngineReady | None, others: Sequence[str]) -> JSONObject:
     """The settings that an engine needs to compute an answer once more, `others` among them."""
     found = {name: getattr(state.config.engine, name) for name in (*SETTINGS, *others)}
     if ready is not None:

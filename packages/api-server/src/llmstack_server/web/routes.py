@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -18,7 +18,7 @@ from llmstack_server.web.error_forms import OPENAI_ERRORS, ErrorForm
 from llmstack_server.web.openapi import EVENTS, stream_responses
 
 Endpoint = Callable[..., Awaitable[Response]]
-Query = Mapping[str, tuple[Mapping[str, Any], str]]
+Query = Mapping[str, tuple[Mapping[str, object], str]]
 """Parameters of a query by name, each with its schema and its meaning."""
 
 
@@ -87,7 +87,7 @@ class RouteSpec:
 
     methods: str
     path: str
-    answer: Any = None
+    answer: object = None
     body: Body | None = None
     query: Query | None = None
     tag: str = "Server"

@@ -30,9 +30,7 @@ def given_sampling(fields: GenerationFields, names: Mapping[str, str]) -> tuple[
 
     `names`: Names of the API where they differ from `SamplingParams`; those of this request's constraint are added.
     """
-    given: dict[str, object] = {
-        "output_kind": RequestOutputKind.DELTA if fields.stream else RequestOutputKind.FINAL_ONLY
-    }
+    given: dict[str, Any] = {"output_kind": RequestOutputKind.DELTA if fields.stream else RequestOutputKind.FINAL_ONLY}
     for name in SAMPLING_FIELDS & fields.model_fields_set:
         value = getattr(fields, name)
         if value is not None:
@@ -78,9 +76,7 @@ def check_deadline_ms(deadline_ms: int | None) -> None:
         raise request_errors.above_max("deadline_ms", MAX_DEADLINE_MS, deadline_ms, is_integer=True)
 
 
-def parse_prompts(
-    value: object, body: dict[str, object], *, param: str = "prompt"
-) -> tuple[list[str | list[int]], bool]:
+def parse_prompts(value: object, body: dict[str, Any], *, param: str = "prompt") -> tuple[list[str | list[int]], bool]:
     """The prompts in the field `param` of a request, and whether it is a list of prompts.
 
     Checks types only; admission checks whether ids are in the vocabulary.

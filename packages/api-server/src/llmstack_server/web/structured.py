@@ -10,6 +10,7 @@ from llmstack_llm import GivenSampling, request_errors
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import GenerationFields
 from llmstack_types import StructuredOutputsParams
+from llmstack_types.json_values import JSONObject, JSONValue
 
 # Other names of a constraint, and the kind that they mean.
 _OTHER_NAMES: Mapping[str, str] = {
@@ -21,7 +22,7 @@ _OTHER_NAMES: Mapping[str, str] = {
     "grammar": "grammar", "json_schema": "json",
 }  # fmt: skip
 # Values that clients send for "no constraint".
-_UNSET: Mapping[str, Any] = {"guided_json_object": False} | dict.fromkeys(
+_UNSET: Mapping[str, JSONValue] = {"guided_json_object": False} | dict.fromkeys(
     ("grammar", "ebnf", "regex", "json_schema"), ""
 )
 CONSTRAINT_FIELDS = frozenset({"response_format", "structured_outputs", *_OTHER_NAMES})
@@ -55,7 +56,7 @@ def structured_outputs(fields: GenerationFields) -> StructuredOutputsParams | No
     return found
 
 
-def constraint_options(value: Mapping[str, object] | None) -> dict[str, Any]:
+def constraint_options(value: Mapping[str, object] | None) -> JSONObject:
     """The options in `structured_outputs`, which hold for a constraint by another field or by tools too."""
     return {name: value[name] for name in _OPTIONS if value.get(name) is not None} if value else {}
 
@@ -158,7 +159,7 @@ def _part(value: Mapping[str, object], name: str, type_: type, expected: str) ->
     return value[name]
 
 
-def _named_schema(response_format: Mapping[str, object], place: str) -> Mapping[str, Any]:
+def _named_schema(response_format: Mapping[str, object], place: str) -> Mapping[str, JSONValue]:
     param, value = f"response_format.{place}", response_format.get(place)
     if value is None:
         raise missing_parameter(param)
@@ -173,7 +174,7 @@ def _named_schema(response_format: Mapping[str, object], place: str) -> Mapping[
     return schema
 
 
-def _from_object(value: Mapping[str, Any]) -> StructuredOutputsParams:
+def _from_object(value: Mapping[str, JSONValue]) -> StructuredOutputsParams:
     for name, entry in value.items():
         if name not in _FIELDS and entry not in _HARMLESS.get(name, (None,)):
             shown = f"structured_outputs.{request_errors.echo(name)}"

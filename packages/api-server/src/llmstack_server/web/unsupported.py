@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_types import InvalidRequestError
 
-Predicate = Callable[[Any], bool]
+Predicate = Callable[[object], bool]
 
 
 @dataclass(frozen=True)
 class OneOf:
     """A predicate that is true for null and for these values; `True` does not equal 1."""
 
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
 
     def __call__(self, value: object) -> bool:
         return value is None or any(type(value) is type(entry) and value == entry for entry in self.values)
@@ -34,7 +33,7 @@ class WordOf:
         return True
 
 
-def one_of(*harmless: Any) -> OneOf:
+def one_of(*harmless: object) -> OneOf:
     """A predicate that is true for null and for these values."""
     return OneOf(harmless)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from llmstack_engine_core.disk_cache.prefix_reads import PrefixReads
 from llmstack_engine_core.disk_cache.prefix_store import PrefixStore
@@ -70,7 +70,7 @@ class StoredPrefixes(PrefixStage):
         """The requests that wait no longer, their blocks imported as far as they were right."""
         return [(request, None) for request in self.waiting.take_ready(wait_s)]
 
-    def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: Any) -> PendingOutput:
+    def execute(self, execute: Execute, scheduled: SchedulerOutput, *token_masks: object) -> PendingOutput:
         """Starts a step, whose blocks are not written to disk before it has ended."""
         self._is_in_step = True
         return execute(scheduled, *token_masks)

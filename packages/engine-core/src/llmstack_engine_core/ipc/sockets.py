@@ -9,7 +9,7 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import zmq
 
@@ -141,7 +141,7 @@ def serve_keys(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
 
-def use_keys(socket: zmq.Socket[Any], keys: Keys, server_key: bytes | None = None) -> None:
+def use_keys(socket: zmq.Socket[object], keys: Keys, server_key: bytes | None = None) -> None:
     """Encrypts the connection of a socket that connects.
 
     `server_key`: The public key of the other end; None is the one that both have in use.
@@ -151,7 +151,7 @@ def use_keys(socket: zmq.Socket[Any], keys: Keys, server_key: bytes | None = Non
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
 
-def set_heartbeats(socket: zmq.Socket[Any], timeout_s: float) -> None:
+def set_heartbeats(socket: zmq.Socket[object], timeout_s: float) -> None:
     """Closes connections without a sign of life for so long; ZeroMQ's own threads ask for it and answer."""
     if timeout_s:
         timeout_ms = max(1, int(timeout_s * 1000))

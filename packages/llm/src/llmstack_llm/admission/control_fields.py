@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import IntegerRule, check_text
 
@@ -18,7 +16,7 @@ _PRIORITY = IntegerRule(-INT32_MAX, INT32_MAX)
 
 def check_control_fields(
     request_id: object, *, priority: object = 0, cache_salt: object = "", tenant: object = "", session: object = "",
-    **others: Any,
+    **others: object,
 ) -> None:  # fmt: skip
     """Checks what callers give besides the prompt; `others` are fields that the front end makes itself.
 

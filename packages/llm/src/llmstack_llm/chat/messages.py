@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
@@ -30,7 +30,7 @@ def normal_messages(
     messages: object,
     content_format: ContentFormat = _TEXT_ONLY,
     media_texts: Mapping[MediaKind, str] = _NO_TEXTS,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Copies in the form that templates read; keys without a value are left out.
 
     Content is text, its parts joined, or a list of parts where the template wants them.
@@ -50,7 +50,7 @@ def normal_messages(
     ]
 
 
-def normal_documents(documents: object) -> list[dict[str, Any]] | None:
+def normal_documents(documents: object) -> list[dict[str, object]] | None:
     """Copies of the documents that a template may quote.
 
     Raises:
@@ -68,7 +68,7 @@ def normal_documents(documents: object) -> list[dict[str, Any]] | None:
     return [dict(document) for document in documents]
 
 
-def check_template_kwargs(kwargs: object) -> dict[str, Any]:
+def check_template_kwargs(kwargs: object) -> dict[str, object]:
     """Scalars under names that hide nothing of ours.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
@@ -47,7 +47,7 @@ class AdapterOptions(AdapterSettings, OptionGroup):
         "(default: as --max-loras)",
     )
 
-    default_mm_loras: Mapping[str, Any] | None = option(
+    default_mm_loras: Mapping[str, str] | None = option(
         None,
         check=check_media_adapters,
         help="folders of adapters for prompts with items of a kind, where the request names none; each has its kind as "

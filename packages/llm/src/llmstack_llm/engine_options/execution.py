@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from llmstack_llm.options.option import OptionGroup
 from llmstack_llm.options.problem import Problem
@@ -14,6 +13,7 @@ from llmstack_types.engine_settings import (
     PrefixSettings,
     ReportSettings,
 )
+from llmstack_types.json_values import JSONValue
 from llmstack_types.options import option, option_group
 from llmstack_types.vocabulary import (
     LogLevel,
@@ -110,7 +110,7 @@ class KVCacheOptions(KVSettings, PrefixSettings, OptionGroup):
     swap_space: float = option(
         0.0, at_least=0, metavar="GIB", help="size of the blocks of --num-host-blocks in GiB, in place of their number"
     )
-    kv_transfer_config: Mapping[str, Any] | None = option(
+    kv_transfer_config: Mapping[str, JSONValue] | None = option(
         None,
         check=check_kv_transfer_config,
         help="hand KV blocks of prompts to other servers, or take theirs",
@@ -164,7 +164,7 @@ class EngineObservabilityOptions(ReportSettings, OptionGroup):
         environment=("LLMSTACK_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL"),
         help="log level of llmstack",
     )
-    kv_events_config: Mapping[str, Any] | None = option(
+    kv_events_config: Mapping[str, object] | None = option(
         None,
         check=check_kv_events_config,
         help="publish what the prefix cache stores and removes over ZeroMQ, with the token ids, which are prompt text",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from llmstack_llm.engine_options.speculation import SPECULATION_FLAGS, check_speculative_config
 from llmstack_llm.options.option import OptionGroup
@@ -58,7 +57,7 @@ class SchedulingOptions(StepSettings, SchedulerSettings, StepLogSettings, Option
         "before; 0 for no limit (default: for a server on a CPU three to eight times the step of the streams alone, "
         "by what a step costs, else 0)",
     )
-    speculative_config: Mapping[str, Any] | None = option(
+    speculative_config: Mapping[str, object] | None = option(
         None,
         short="-sc",
         check=check_speculative_config,
@@ -67,7 +66,7 @@ class SchedulingOptions(StepSettings, SchedulerSettings, StepLogSettings, Option
         "method 'none' makes no drafts (default: on a CPU, n-gram drafts where they are expected to repay their cost)",
         example='{"method": "ngram", "num_speculative_tokens": 5}',
     )
-    structured_outputs_config: Mapping[str, Any] | None = option(
+    structured_outputs_config: Mapping[str, object] | None = option(
         None,
         check=check_structured_outputs_config,
         key_flags={"--guided-decoding-backend": "backend"},
@@ -94,7 +93,7 @@ class SchedulingOptions(StepSettings, SchedulerSettings, StepLogSettings, Option
     )
     stream_interval: int = option(1, at_least=1, help="tokens per chunk of a stream, after the first chunk")
     disable_log_stats: bool = option(False, help="collect no statistics of the engine")
-    profiler_config: Mapping[str, Any] | None = option(
+    profiler_config: Mapping[str, object] | None = option(
         None,
         check=check_profiler_config,
         help="record profiles into a folder, from POST /start_profile to POST /stop_profile",

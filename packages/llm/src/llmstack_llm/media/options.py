@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 MAX_VIDEO_FRAMES: Final = 768
 """Frames of a video that may be asked for, as `llmstack_media` has it, which options do not import."""
@@ -42,6 +42,6 @@ class MediaOptions:
     allowed_networks: tuple[str, ...] = ()
     local_path: str = ""
     has_redirects: bool = True
-    processor_options: Mapping[str, Any] = field(default_factory=dict)
-    video: Mapping[str, Any] = field(default_factory=dict)
+    processor_options: Mapping[str, object] = field(default_factory=dict)
+    video: Mapping[str, object] = field(default_factory=dict)
     background: tuple[int, int, int] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_llm.adapters import LoRARequest
 
@@ -112,5 +112,5 @@ class RequestOutput:
     num_dropped_tokens: int = 0
     prompt_index: int = 0
     lora_request: LoRARequest | None = None
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, object] | None = None
     engines: tuple[EngineReady, ...] = field(default=(), repr=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
@@ -26,7 +26,7 @@ class SoundPrompt(NamedTuple):
 
     text: str | None
     token_ids: list[int]
-    samples: Any
+    samples: object
     sample_rate: int | None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llmstack_llm.speech.words import Word
 from llmstack_model_files import SpeechTokens
@@ -32,7 +32,7 @@ class Segment:
     seek_s: float
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[Any, ...] = field(repr=False)
+    logprobs: tuple[object, ...] = field(repr=False)
     temperature: float
     avg_logprob: float
     compression_ratio: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Sound(Protocol):
@@ -34,7 +34,7 @@ class Sound(Protocol):
         """Seconds of the whole file."""
         ...
 
-    async def read(self, start: int, stop: int) -> Any:
+    async def read(self, start: int, stop: int) -> object:
         """The samples from `start` up to `stop`: an array of float32 from -1 to 1."""
         ...
 

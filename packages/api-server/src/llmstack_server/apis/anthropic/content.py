@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 from llmstack_llm.chat.tool_calls import INVALID_JSON, argument_object
 from llmstack_output_parsers import ToolCallDelta
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.json_structure import JSONLimits, check_structure, without_escapes
+from llmstack_types.json_values import JSONObject
 
-Block = dict[str, Any]
+Block = JSONObject
 Event = Block
 
 # Levels around the object in a request that sends the block back: body, messages, message, content and block.

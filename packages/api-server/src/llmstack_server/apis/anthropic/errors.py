@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from llmstack_server.web.error_forms import ErrorForm
 from llmstack_server.web.errors import MAX_MESSAGE_CHARS, ErrorAnswer
@@ -49,7 +48,7 @@ def in_anthropic_form(answer: ErrorAnswer, request_id: str) -> AnthropicErrorAns
 class AnthropicErrors(ErrorForm):
     """The form of the Messages API."""
 
-    schema: Mapping[str, Any] = MappingProxyType({
+    schema: Mapping[str, object] = MappingProxyType({
         "type": "object",
         "required": ["type", "error"],
         "properties": {

@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import Any
 
 from llmstack_llm import GivenSampling, RequestOutput, request_errors
 from llmstack_server.apis.anthropic.content import ContentBuilder
@@ -37,6 +36,7 @@ from llmstack_server.web.sse import Events, frame_named
 from llmstack_server.web.structured import with_form
 from llmstack_server.web.unsupported import check_word
 from llmstack_types import InvalidRequestError
+from llmstack_types.json_values import JSONObject
 
 MAX_TEMPERATURE = 1.0
 
@@ -135,7 +135,7 @@ class CountAnswer(WholeAnswer):
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> JSONObject:
         """The object with `input_tokens`."""
         return {"input_tokens": self._num_tokens}
 
@@ -162,7 +162,7 @@ class MessagesAnswer(ChatStream, Answer):
         self._content = ContentBuilder(hides_thinking=(fields.thinking or {}).get("display") == "omitted")
         self._last: ChatDelta | None = None
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> JSONObject:
         """The `message` object, with all content blocks."""
         async with self.outputs as outputs:
             async for output in outputs:
@@ -245,4 +245,4 @@ class MessagesAnswer(ChatStream, Answer):
         }
 
 
-_NOT_STOPPED: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+_NOT_STOPPED: JSONObject = {"stop_reason": None, "stop_sequence": None}

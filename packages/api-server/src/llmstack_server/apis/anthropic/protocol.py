@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +17,7 @@ class OutputConfigFields(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     effort: str | None = None
-    format: dict[str, Any] | None = None
+    format: dict[str, object] | None = None
 
 
 class PromptFields(RequestBody):
@@ -26,20 +25,20 @@ class PromptFields(RequestBody):
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
-    messages: list[dict[str, Any]] | None = None
-    system: Any = Field(None, description="a string, or an array of text blocks")
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
+    messages: list[dict[str, object]] | None = None
+    system: object = Field(None, description="a string, or an array of text blocks")
+    tools: list[dict[str, object]] | None = None
+    tool_choice: dict[str, object] | None = None
+    thinking: dict[str, object] | None = None
     output_config: OutputConfigFields | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
 
 class MessagesRequest(PromptFields, GenerationFields):
     """Body of `POST /v1/messages`."""
 
     stop_sequences: list[str] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, object] | None = None
 
 
 class CountTokensRequest(PromptFields):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.web.errors import missing_parameter
@@ -53,7 +52,7 @@ def chat_tool_choice(choice: dict[str, object] | None) -> tuple[object, bool]:
     return _MODES[kind], not is_single
 
 
-def structured_outputs(output_format: dict[str, Any] | None) -> StructuredOutputsParams | None:
+def structured_outputs(output_format: dict[str, object] | None) -> StructuredOutputsParams | None:
     """`output_config.format` as a constraint; None for plain text.
 
     Raises:
@@ -69,7 +68,7 @@ def structured_outputs(output_format: dict[str, Any] | None) -> StructuredOutput
     return StructuredOutputsParams(json=schema)
 
 
-def template_kwargs(thinking: dict[str, Any] | None) -> dict[str, Any]:
+def template_kwargs(thinking: dict[str, object] | None) -> dict[str, object]:
     """The arguments for templates of reasoning models that `thinking` sets.
 
     Raises:

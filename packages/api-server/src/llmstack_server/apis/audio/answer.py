@@ -17,6 +17,7 @@ from llmstack_server.web.answers import Answer
 from llmstack_server.web.deadlines import timed
 from llmstack_server.web.sse import encode_json, frame
 from llmstack_server.web.streams import close
+from llmstack_types.json_values import JSONObject
 
 _AUDIO_TOKENS_PER_S: Final = 50
 """Vectors of an encoder for a second of sound."""
@@ -52,7 +53,7 @@ class AudioAnswer(Answer):
         self._sound = sound
         self._transcriber = transcriber
 
-    async def whole(self) -> dict[str, Any] | bytes:
+    async def whole(self) -> JSONObject | bytes:
         """The transcript in its format."""
         segments = [segment async for segment in self._segments()]
         as_text = _TEXTS.get(self._shown.response_format)
@@ -126,7 +127,7 @@ def _event(kind: str, **fields: object) -> bytes:
     return frame(encode_json({"type": f"transcript.text.{kind}", **fields}))
 
 
-def _token(token_id: int, entry: Any) -> dict[str, Any]:
+def _token(token_id: int, entry: Any) -> JSONObject:
     text = token_name(token_id) if entry.decoded_token is None else entry.decoded_token
     raw = text.encode() if entry.token_bytes is None else entry.token_bytes
     return {"token": text, "logprob": floor(entry.logprob), "bytes": list(raw)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ConfigDict, Field
 
@@ -20,7 +20,7 @@ class AudioRequest(RequestBody):
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
-    file: Any = Field(None, description="the sound, as a part of a form with a file name")
+    file: object = Field(None, description="the sound, as a part of a form with a file name")
     file_url: str | None = Field(None, description="in a JSON body, as in batches: where the sound is; data: always")
     model: str | None = None
     prompt: str | None = Field(None, description="a text that goes before, such as one that spells names")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -20,6 +20,7 @@ from llmstack_server.web.fields import parse
 from llmstack_server.web.form_type import is_form
 from llmstack_server.web.forms import Form, read_head, receive_form
 from llmstack_types import ServerOverloadedError
+from llmstack_types.json_values import JSONObject
 
 MAX_PARTS: Final = 64
 _MAX_FIELD_BYTES: Final = 4 * MAX_PROMPT_CHARS
@@ -57,7 +58,7 @@ def form_body(values: dict[str, list[str]]) -> dict[str, object]:
     Raises:
         InvalidRequestError: A field comes twice, or has another type.
     """
-    body: dict[str, Any] = {}
+    body: JSONObject = {}
     for name, texts in values.items():
         bare = name.removesuffix("[]")
         if bare in LISTS or name.endswith("[]"):

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from llmstack_server.apis.batches.errors import BatchError, BatchLostError
 from llmstack_server.apis.batches.lines import (
@@ -25,6 +25,7 @@ from llmstack_server.apis.batches.output import BatchOutput
 from llmstack_server.apis.batches.sender import Sender
 from llmstack_server.apis.batches.storage import FileStore
 from llmstack_server.web.errors import HTTPError
+from llmstack_types.json_values import JSONObject
 
 MAX_LINES = 50_000
 MAX_ERRORS = 100
@@ -37,7 +38,7 @@ Value = TypeVar("Value")
 class BatchRun:
     """One batch, from the state that an earlier run left it in."""
 
-    def __init__(self, store: FileStore, owner: str, batch: dict[str, Any], sender: Sender) -> None:
+    def __init__(self, store: FileStore, owner: str, batch: JSONObject, sender: Sender) -> None:
         self._store = store
         self._owner = owner
         self._batch = batch
@@ -266,7 +267,7 @@ class BatchRun:
             is_sent = isinstance(item, BatchRequest) and not output.answered.covers(item)
             yield item if is_sent and isinstance(item, BatchRequest) else None
 
-    async def _change(self, changes: dict[str, Any], *, statuses: tuple[str, ...] = (), ended: bool = False) -> bool:
+    async def _change(self, changes: JSONObject, *, statuses: tuple[str, ...] = (), ended: bool = False) -> bool:
         """Changes the batch unless its status is another one meanwhile; says whether it was changed."""
         batch_id = self._batch["id"]
         changed = await self._store.run(

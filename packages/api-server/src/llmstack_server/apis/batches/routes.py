@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fastapi import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -27,6 +26,7 @@ from llmstack_server.web.openapi import ORDER, TEXT, Schema, page_of
 from llmstack_server.web.openapi_bodies import EXPIRY, FixedBody, RequestBody, with_required
 from llmstack_server.web.routes import Content, Router, RouteSpec
 from llmstack_types import InvalidRequestError
+from llmstack_types.json_values import JSONObject
 
 MAX_BATCHES = 1000
 MAX_UNFINISHED = 100
@@ -206,7 +206,7 @@ async def _file(store: FileStore, file_id: str, param: str | None = None) -> Sto
     return found
 
 
-async def _batch(store: FileStore, batch_id: str) -> dict[str, Any]:
+async def _batch(store: FileStore, batch_id: str) -> JSONObject:
     owner = current_client.get().tenant
     found = await store.run(lambda: store.table.batch(batch_id, owner))
     if found is None:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from llmstack_server.state.database import Schema, open_database, present, transaction
 from llmstack_types import InvalidRequestError
+from llmstack_types.json_values import JSONObject
 
 SCHEMA: Final = Schema(
     application_id=0x6C6C6D62,  # "llmb"
@@ -54,7 +55,7 @@ class StoredFile:
     filename: str
     purpose: str
 
-    def as_object(self) -> dict[str, Any]:
+    def as_object(self) -> JSONObject:
         """The `file` object of the API."""
         return {
             "id": self.id,
@@ -75,7 +76,7 @@ class UnfinishedBatch:
 
     owner: str
     attempts: int
-    batch: dict[str, Any]
+    batch: JSONObject
 
 
 class BatchTable:
@@ -155,9 +156,7 @@ class BatchTable:
         query = "SELECT id FROM files WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT 1000"
         return [row[0] for row in self._connection.execute(query, (now,))]
 
-    def add_batch(
-        self, batch: dict[str, object], owner: str, process: int, max_batches: int, max_unfinished: int
-    ) -> bool:
+    def add_batch(self, batch: JSONObject, owner: str, process: int, max_batches: int, max_unfinished: int) -> bool:
         """Adds a batch; False where `max_unfinished` of the owner have not ended.
 
         Where there are more than `max_batches`, the owner's oldest that ended are forgotten.
@@ -176,13 +175,13 @@ class BatchTable:
             self._connection.execute(old, (owner, owner, max_batches))
         return True
 
-    def batch(self, batch_id: str, owner: str) -> dict[str, Any] | None:
+    def batch(self, batch_id: str, owner: str) -> JSONObject | None:
         """The object of a batch, if it belongs to `owner`."""
         query = "SELECT data FROM batches WHERE id = ? AND owner = ?"
         row = self._connection.execute(query, (batch_id, owner)).fetchone()
         return None if row is None else dict(json.loads(row[0]))
 
-    def batches(self, owner: str) -> list[dict[str, object]]:
+    def batches(self, owner: str) -> list[JSONObject]:
         """The objects of one owner's batches, the newest first."""
         query = "SELECT data FROM batches WHERE owner = ? ORDER BY created_at DESC, rowid DESC"
         return [json.loads(row[0]) for row in self._connection.execute(query, (owner,))]
@@ -231,8 +230,8 @@ class BatchTable:
         return True
 
     def change_batch(
-        self, batch_id: str, changes: dict[str, Any], *, statuses: Sequence[str] = (), ended: bool = False
-    ) -> dict[str, Any] | None:
+        self, batch_id: str, changes: JSONObject, *, statuses: Sequence[str] = (), ended: bool = False
+    ) -> JSONObject | None:
         """The object with the changes; None where there is none, or it has none of `statuses`."""
         with transaction(self._connection):
             row = self._connection.execute("SELECT data FROM batches WHERE id = ?", (batch_id,)).fetchone()

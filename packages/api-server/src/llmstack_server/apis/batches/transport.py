@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message
 
@@ -82,7 +82,7 @@ class _Exchange:
             "client": ("batch", 0), "server": ("batch", 0), "headers": headers,
         }  # fmt: skip
 
-    def answer(self) -> Any:
+    def answer(self) -> object:
         return decoded(self.body, self.headers.get("content-type", ""))
 
     async def receive(self) -> Message:

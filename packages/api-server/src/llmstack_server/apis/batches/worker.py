@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from llmstack_server.apis.batches.batch_run import BatchRun
 from llmstack_server.apis.batches.errors import BatchError, BatchLostError
@@ -21,6 +20,7 @@ from llmstack_server.apis.batches.transport import AppTransport
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import EVERYONE, Client, clients_of
 from llmstack_server.web.errors import HTTPError
+from llmstack_types.json_values import JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class BatchWorker:
         transport = AppTransport(state.application, state.engine.check_health, client)
         return Sender(transport, self._places, state.queue, state.config.http.max_body_bytes)
 
-    async def _fail(self, batch: dict[str, Any], code: str, message: str) -> None:
+    async def _fail(self, batch: JSONObject, code: str, message: str) -> None:
         errors = error_list([{"code": code, "message": message, "param": None, "line": None}])
         changes = {"status": "failed", "failed_at": int(time.time()), "errors": errors}
         await self._store.run(lambda: self._store.table.change_batch(batch["id"], changes, ended=True))

@@ -15,8 +15,9 @@ from llmstack_server.web.answers import WholeAnswer, new_id
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, engine_unavailable
-from llmstack_server.web.fields import JSONObject, parse
+from llmstack_server.web.fields import parse
 from llmstack_server.web.submission import submit_prompts
+from llmstack_types.json_values import JSONObject
 
 MAX_IDENTIFIER_CHARS: Final = 128
 MAX_NUM_CHARS: Final = 1 << 24

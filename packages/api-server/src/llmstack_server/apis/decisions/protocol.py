@@ -10,10 +10,11 @@ from pydantic import ConfigDict, Field
 from llmstack_llm import request_errors
 from llmstack_server.apis.decisions.questions import LABELS, Option, Question, QuestionKind
 from llmstack_server.web.errors import missing_parameter, unknown_parameter
-from llmstack_server.web.fields import JSONObject, RequestBody
+from llmstack_server.web.fields import RequestBody
 from llmstack_server.web.openapi import Schema
 from llmstack_server.web.openapi_bodies import array
 from llmstack_server.web.unsupported import check_word
+from llmstack_types.json_values import JSONObject
 
 MAX_NUM_QUESTIONS: Final = 64
 MIN_NUM_OPTIONS, MAX_NUM_LEVELS = 2, 10

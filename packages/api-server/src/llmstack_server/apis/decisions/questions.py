@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from llmstack_llm import request_errors
-from llmstack_server.web.fields import JSONObject
+from llmstack_types.json_values import JSONObject
 
 LABELS: Final = string.ascii_uppercase
 """A question's options have one each, in their order. So many options a question may have."""

@@ -15,11 +15,12 @@ from llmstack_server.chat.logprobs import Position, floor
 from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.answers import Answer, new_id
 from llmstack_server.web.checks import check_fields
-from llmstack_server.web.fields import JSONObject, parse
+from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import given_sampling
 from llmstack_server.web.sse import encode_json, frame
 from llmstack_server.web.submission import submit_prompts
 from llmstack_server.web.usage import UsageCounter
+from llmstack_types.json_values import JSONObject
 
 _NAMES: Final[Mapping[str, str]] = {
     "max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs", "n": "n_cmpl",

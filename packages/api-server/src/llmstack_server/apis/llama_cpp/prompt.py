@@ -8,7 +8,7 @@ from llmstack_llm import request_errors
 from llmstack_server.apis.llama_cpp.protocol import DEFAULT_FILE_NAME, InfillRequest, check_texts
 from llmstack_server.apis.openai.infilling import PREFIX, SUFFIX, GapForm, form_of, gap_ids
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.fields import JSONObject
+from llmstack_types.json_values import JSONObject
 
 if TYPE_CHECKING:
     from llmstack_llm.text.tokenizer import Tokenizer

@@ -9,10 +9,11 @@ from pydantic import Field
 
 from llmstack_llm import request_errors
 from llmstack_server.web.errors import missing_parameter
-from llmstack_server.web.fields import Decimal, GenerationFields, JSONObject
+from llmstack_server.web.fields import Decimal, GenerationFields
 from llmstack_server.web.peer_fields import PEERS
 from llmstack_server.web.unsupported import COMMON, Predicate, one_of
 from llmstack_types import RequestOutputKind
+from llmstack_types.json_values import JSONObject
 
 MAX_NUM_FILES: Final = 256
 MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 256

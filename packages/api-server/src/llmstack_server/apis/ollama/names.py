@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from llmstack_server.state.server_state import ServerState
+from llmstack_types.json_values import JSONObject
 
 LATEST: Final = ":latest"
-Fields = dict[str, Any]
+Fields = JSONObject
 """An object of a request or an answer."""
 
 

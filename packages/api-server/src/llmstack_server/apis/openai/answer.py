@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from llmstack_llm import RequestOutput
 from llmstack_server.apis.openai.chunks import ChunkEncoder
@@ -17,6 +17,7 @@ from llmstack_server.web.answers import Answer, AnswerIds, Push
 from llmstack_server.web.kv_transfer import NotedTransfer
 from llmstack_server.web.sse import Events
 from llmstack_server.web.usage import UsageCounter, timings_object
+from llmstack_types.json_values import JSONObject
 
 
 class OpenAIAnswer(Answer):
@@ -85,7 +86,7 @@ class OpenAIAnswer(Answer):
     def encode(self, output: RequestOutput) -> Events:
         """The chunks of one output of a stream; empty while its text is withheld."""
 
-    def answer(self, object_name: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def answer(self, object_name: str, choices: Sequence[JSONObject]) -> JSONObject:
         """A whole answer; the choices may come in any order."""
         return {
             "id": self._id,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from typing import Any
 
 from llmstack_llm import GivenSampling, RequestOutput, request_errors
 from llmstack_output_parsers import ToolCallDelta
@@ -25,6 +24,7 @@ from llmstack_server.web.fields import parse
 from llmstack_server.web.kv_transfer import read_kv_transfer
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
 from llmstack_server.web.sse import Events
+from llmstack_types.json_values import JSONObject
 
 _NAMES: dict[str, str] = {**PARAM_NAMES, "logprobs": "top_logprobs"}
 
@@ -100,7 +100,7 @@ def sampling_of(fields: ChatCompletionRequest) -> GivenSampling:
 
 
 # What clients of vLLM find in every whole answer.
-_NULL_EXTRAS: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None}
+_NULL_EXTRAS: JSONObject = {"prompt_logprobs": None, "prompt_token_ids": None}
 
 
 class ChatCompletion(ChatStream, OpenAIAnswer):
@@ -120,7 +120,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         # Nothing to parse and nothing to add: the chunks have text only.
         self._is_plain = chat.plan is None and not self._wants_tokens and not self.includes_continuous_usage
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> JSONObject:
         """The `chat.completion` object, with all choices."""
         messages = await self.fold()
         choices = [self._whole_choice(message) for message in messages]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.openai.chat import ChatCompletion, prepare_chat
@@ -15,11 +14,12 @@ from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_types import InvalidRequestError
+from llmstack_types.json_values import JSONObject
 
 MAX_NUM_CONVERSATIONS = 128
 
 
-async def prepare_chat_batch(state: ServerState, body: dict[str, Any]) -> BatchAnswer:
+async def prepare_chat_batch(state: ServerState, body: JSONObject) -> BatchAnswer:
     """Checks a request and submits its conversations, all of them or none.
 
     Raises:
@@ -46,7 +46,7 @@ async def prepare_chat_batch(state: ServerState, body: dict[str, Any]) -> BatchA
     return BatchAnswer(ids, answers)
 
 
-async def _prepare(state: ServerState, body: dict[str, Any], index: int) -> ChatCompletion:
+async def _prepare(state: ServerState, body: JSONObject, index: int) -> ChatCompletion:
     try:
         return await prepare_chat(state, body)
     except InvalidRequestError as error:
@@ -65,7 +65,7 @@ class BatchAnswer(WholeAnswer):
         self._ids = ids
         self._answers = answers
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> JSONObject:
         """The `chat.completion` object; its usage is that of all conversations."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -87,9 +87,9 @@ async def _close(answers: Sequence[ChatCompletion]) -> None:
         await answer.outputs.aclose()
 
 
-def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _sum(usages: Sequence[JSONObject]) -> JSONObject:
     """The sums of equal names; nested objects are summed as well."""
-    total: dict[str, Any] = {}
+    total: JSONObject = {}
     for name, value in usages[0].items():
         values = [usage[name] for usage in usages]
         total[name] = _sum(values) if isinstance(value, dict) else sum(values)

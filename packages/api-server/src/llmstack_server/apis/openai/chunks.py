@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llmstack_server.web.sse import encode_json, encode_string, frame
+from llmstack_types.json_values import JSONObject
 
 
 class ChunkEncoder:
@@ -15,7 +14,7 @@ class ChunkEncoder:
         self._head = encode_json(shared)[:-1] + ',"choices":'
         self._tail = ',"usage":null}' if has_usage else "}"
 
-    def encode(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> bytes:
+    def encode(self, choices: list[JSONObject], extra: JSONObject | None = None) -> bytes:
         """One event; `extra` holds further fields of the chunk, `usage` among them."""
         if not extra:
             return frame(self._head + encode_json(choices) + self._tail)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_llm import (
     CompletionOutput,
@@ -101,7 +101,7 @@ async def _thinking_tags(
 
 
 # What clients of vLLM find in every choice of a whole answer.
-_NULL_EXTRAS: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None}
+_NULL_EXTRAS: dict[str, object] = {"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None}
 
 
 class Echo:
@@ -205,7 +205,7 @@ class CompletionAnswer(OpenAIAnswer):
         # The fast path: most chunks have text only.
         self._is_plain = not has_more and not self.includes_continuous_usage
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, object]:
         """The `text_completion` object; choices in the order of prompts, then of `n`."""
         choices: list[dict[str, object]] = []
         async with self.outputs as outputs:

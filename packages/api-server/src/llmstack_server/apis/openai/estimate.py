@@ -14,6 +14,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, engine_unavailable, missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import check_deadline_ms
+from llmstack_types.json_values import JSONObject
 
 if TYPE_CHECKING:
     from llmstack_server.web.answer_types import Estimate
@@ -61,7 +62,7 @@ async def estimate(state: ServerState, body: dict[str, object]) -> Estimate:
     }
 
 
-async def _num_prompt_tokens(state: ServerState, fields: EstimateRequest, body: dict[str, Any]) -> int:
+async def _num_prompt_tokens(state: ServerState, fields: EstimateRequest, body: JSONObject) -> int:
     if fields.prompt_tokens is None:
         if fields.messages is None and fields.prompt is None:
             raise missing_parameter("prompt_tokens")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict, Field, create_model
 
@@ -26,14 +26,14 @@ class AnswerFields(_OwnFields):
 
     request_id: str | None = Field(None, description="what the answer's id ends in")
     return_tokens_as_token_ids: bool | None = Field(None, description="tokens of log-probabilities as token_id:N")
-    kv_transfer_params: dict[str, Any] | None = Field(None, description="hands the prompt to or from another server")
+    kv_transfer_params: dict[str, object] | None = Field(None, description="hands the prompt to or from another server")
 
 
 class CompletionRequest(AnswerFields):
     """Body of `POST /v1/completions`."""
 
-    prompt: Any = Field(None, description="a string, strings, token ids, or lists of token ids")
-    prompt_embeds: Any = Field(
+    prompt: object = Field(None, description="a string, strings, token ids, or lists of token ids")
+    prompt_embeds: object = Field(
         None, description="with --enable-prompt-embeds: a safetensors file in base64, or several"
     )
     echo: bool | None = None
@@ -44,20 +44,20 @@ class CompletionRequest(AnswerFields):
 class ChatCompletionRequest(AnswerFields):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[dict[str, Any]] | None = None
+    messages: list[dict[str, object]] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[dict[str, Any]] | None = Field(None, description="functions that the model may call; at most 128")
-    tool_choice: Any = Field(None, description="'none', 'auto', 'required', or an object that names a function")
+    tools: list[dict[str, object]] | None = Field(None, description="functions that the model may call; at most 128")
+    tool_choice: object = Field(None, description="'none', 'auto', 'required', or an object that names a function")
     parallel_tool_calls: bool | None = Field(None, description="whether one answer may call several times")
-    documents: list[dict[str, Any]] | None = Field(None, description="what the chat template may quote")
+    documents: list[dict[str, object]] | None = Field(None, description="what the chat template may quote")
     chat_template: str | None = Field(None, description="in place of the model's, where requests are trusted")
     return_prompt_text: bool | None = Field(None, description="repeat the rendered prompt, in prompt_text")
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = Field(
+    chat_template_kwargs: dict[str, object] | None = None
+    mm_processor_kwargs: dict[str, object] | None = Field(
         None, description="options of the model's processor of pictures and videos; they may make them cheaper"
     )
     reasoning_effort: str | None = Field(None, description="for the chat template; 'none' asks for no reasoning")
@@ -67,7 +67,7 @@ class ChatCompletionRequest(AnswerFields):
 class BatchChatRequest(ChatCompletionRequest):
     """Body of `POST /v1/chat/completions/batch`."""
 
-    messages: list[list[dict[str, Any]]] | None = Field(None, description="conversations; at most 128")  # type: ignore[assignment]
+    messages: list[list[dict[str, object]]] | None = Field(None, description="conversations; at most 128")  # type: ignore[assignment]
 
 
 class TokenizeRequest(RequestBody):
@@ -77,16 +77,16 @@ class TokenizeRequest(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[dict[str, object]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = Field(None, description="whether the answer has the tokens as texts too")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
+    tools: list[dict[str, object]] | None = None
+    documents: list[dict[str, object]] | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = Field(
+    chat_template_kwargs: dict[str, object] | None = None
+    mm_processor_kwargs: dict[str, object] | None = Field(
         None, description="options of the model's processor of pictures and videos; they may make them cheaper"
     )
 

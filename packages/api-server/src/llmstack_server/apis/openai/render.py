@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llmstack_llm import CheckedSampling, check_fan_out, request_errors
 from llmstack_server.apis.openai.chat import conversation_of, sampling_of
@@ -22,9 +21,10 @@ from llmstack_server.web.checks import check_fields, check_model
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
+from llmstack_types.json_values import JSONObject, JSONValue
 
 
-async def render_chat(state: ServerState, body: dict[str, Any], *, is_counted: bool = False) -> dict[str, Any]:
+async def render_chat(state: ServerState, body: JSONObject, *, is_counted: bool = False) -> JSONObject:
     """The token ids of a conversation under the template, and its sampling parameters.
 
     `is_counted`: The token ids are counted and not sent; without it pictures, which they leave out, are refused.
@@ -45,7 +45,7 @@ async def render_chat(state: ServerState, body: dict[str, Any], *, is_counted: b
     return _rendered(state, fields, rendered.token_ids, sampling, answer_ids("chatcmpl", fields.request_id).answer)
 
 
-async def render_completions(state: ServerState, body: dict[str, Any]) -> list[dict[str, Any]]:
+async def render_completions(state: ServerState, body: JSONObject) -> list[JSONObject]:
     """The rendered prompts of a request for completions."""
     fields = parse(CompletionRequest, body)
     prompts, is_list = parse_prompts(fields.prompt, body)
@@ -88,7 +88,7 @@ def _rendered(
     }
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(values: Mapping[str, JSONValue]) -> JSONObject:
     """Sampling parameters as JSON; objects are shown by the fields that are set."""
     plain = {}
     for name, value in values.items():

@@ -36,6 +36,7 @@ from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.checks import check_model
 from llmstack_server.web.openapi_bodies import ANY, CHAT_TOOLS, MESSAGES, PROMPTS, RequestBody, array
 from llmstack_server.web.routes import Needs, Router, RouteSpec
+from llmstack_types.json_values import JSONObject
 
 
 def add_openai_routes(router: Router, state: ServerState) -> None:
@@ -140,7 +141,7 @@ def _add_tokenizer_routes(router: Router, state: ServerState) -> None:
 
     if state.config.http.has_tokenizer_info:
 
-        @router.declare(RouteSpec("GET", "/tokenizer_info", dict[str, Any], tag="Tokenizer"))
+        @router.declare(RouteSpec("GET", "/tokenizer_info", JSONObject, tag="Tokenizer"))
         async def tokenizer_info_route() -> Response:
             """Returns the tokenizer's configuration."""
             return JSONResponse(await tokenizer_info(state))

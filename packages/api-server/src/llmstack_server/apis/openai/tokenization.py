@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.text.gate import in_thread
@@ -60,7 +60,7 @@ async def _token_texts(state: ServerState, token_ids: list[int]) -> list[str]:
     return await in_thread(lambda: [tokenizer.name_of(token_id) for token_id in token_ids])
 
 
-async def detokenize(state: ServerState, body: dict[str, Any]) -> Detokenized:
+async def detokenize(state: ServerState, body: dict[str, object]) -> Detokenized:
     """`{prompt}` of token ids."""
     fields = parse(DetokenizeRequest, body)
     check_fields(state, body, fields, DETOKENIZE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.openai.protocol import CompletionRequest
@@ -13,7 +13,7 @@ PARAM: Final = "prompt_embeds"
 # What reads the tokens of the prompt, or sends them elsewhere.
 _NEED_TOKENS: Final = ("echo", "suffix", "thinking_token_budget", "kv_transfer_params")
 
-Prompt = str | list[int] | Mapping[str, Any]
+Prompt = str | list[int] | Mapping[str, object]
 """A prompt of a completion: text, token ids, or vectors."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llmstack_llm import PoolingOutput, request_errors
 from llmstack_llm.pooling.admission import AdmittedPooling
@@ -18,6 +17,7 @@ from llmstack_server.web.answers import WholeAnswer, new_id
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
 from llmstack_types import PoolingParams, PoolingTask
+from llmstack_types.json_values import JSONObject
 
 ENCODINGS = ("float", "base64")
 # Input type to the names under which models configure the prefix of such texts.
@@ -91,7 +91,7 @@ class CohereEmbedAnswer(WholeAnswer):
         self._encodings = dict.fromkeys(encodings)
         self._inputs = inputs
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> JSONObject:
         """Embeddings by their encodings, in the order of the texts."""
         answer_id = new_id("embd")
         found: dict[str, list[object]] = {name: [None] * len(self._inputs) for name in self._encodings}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from llmstack_llm import PoolingOutput, request_errors
 from llmstack_llm.pooling.admission import AdmittedPooling
@@ -14,9 +13,10 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, WholeAnswer
 from llmstack_server.web.fields import PoolingFields
 from llmstack_server.web.sse import encode_json
+from llmstack_types.json_values import JSONObject
 
 ENCODING_FORMATS = ("float", "base64")
-Describe = Callable[[int, PoolingOutput], dict[str, Any]]
+Describe = Callable[[int, PoolingOutput], JSONObject]
 
 
 class ListAnswer(WholeAnswer):
@@ -58,7 +58,7 @@ class ListAnswer(WholeAnswer):
             return {"object": "list"}
         return {"id": self._ids.answer, "object": "list", "created": int(time.time())}
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> JSONObject:
         num_tokens = count_tokens(self._inputs)
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return usage | {"completion_tokens": 0, "prompt_tokens_details": None} if self._has_id else usage

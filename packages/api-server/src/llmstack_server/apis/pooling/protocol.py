@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from llmstack_server.web.fields import PoolingFields
@@ -12,12 +10,12 @@ from llmstack_server.web.fields import PoolingFields
 class InputFields(PoolingFields):
     """Fields of requests with inputs, or with one conversation in their place."""
 
-    input: Any = Field(None, description="a string, strings, token ids, or lists of token ids; at most 2048 of them")
-    messages: list[dict[str, Any]] | None = Field(None, description="a conversation, in place of the input")
+    input: object = Field(None, description="a string, strings, token ids, or lists of token ids; at most 2048 of them")
+    messages: list[dict[str, object]] | None = Field(None, description="a conversation, in place of the input")
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
 
 class EmbeddingRequest(InputFields):
@@ -54,19 +52,19 @@ class PairFields(PoolingFields):
 class ScoreRequest(PairFields):
     """Body of `POST /score`: two lists, under one of three pairs of names."""
 
-    text_1: Any = Field(None, description="a text, or texts; each a string, or an object with a text or a content")
-    text_2: Any = Field(None, description="a text, or texts; as many as text_1, unless that is one")
-    data_1: Any = None
-    data_2: Any = None
-    queries: Any = None
-    documents: Any = None
-    items: Any = None
+    text_1: object = Field(None, description="a text, or texts; each a string, or an object with a text or a content")
+    text_2: object = Field(None, description="a text, or texts; as many as text_1, unless that is one")
+    data_1: object = None
+    data_2: object = None
+    queries: object = None
+    documents: object = None
+    items: object = None
 
 
 class CohereEmbedRequest(PoolingFields):
     """Body of `POST /v2/embed`, in the form of Cohere."""
 
-    texts: Any = Field(None, description="at most 2048 texts")
+    texts: object = Field(None, description="at most 2048 texts")
     input_type: str | None = Field(None, description="search_query, search_document, classification or clustering")
     embedding_types: list[str] | None = Field(None, description="float, base64, or both")
     output_dimension: int | None = Field(None, description="leading numbers to keep")
@@ -76,7 +74,7 @@ class CohereEmbedRequest(PoolingFields):
 class RerankRequest(PairFields):
     """Body of `POST /rerank`, in the form of Jina and Cohere."""
 
-    query: Any = Field(None, description="a text, or an object with a text or a content")
-    documents: Any = Field(None, description="texts, or objects with a text or a content; at most 2048 of them")
+    query: object = Field(None, description="a text, or an object with a text or a content")
+    documents: object = Field(None, description="texts, or objects with a text or a content; at most 2048 of them")
     top_n: int | None = Field(None, description="how many of the best to return; null and 0 mean all")
     return_documents: bool | None = Field(None, description="whether results carry their texts")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.pooling.score_content import ScoreContent, ScoreText
@@ -45,7 +44,7 @@ class RerankAnswer(WholeAnswer):
         self._documents = documents
         self._ids = ids
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, object]:
         """The best documents, best first; equal scores keep the order of the request."""
         job = self._job
         scores = await job.run(self._ids.engine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.pooling.protocol import ScoreRequest
@@ -51,7 +50,7 @@ class ScoreAnswer(WholeAnswer):
         self._job = job
         self._ids = ids
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, object]:
         """A `list` with one score for each pair, in their order."""
         job = self._job
         scores = await job.run(self._ids.engine)

@@ -11,8 +11,9 @@ from llmstack_llm.speech.live import LiveTranscriber
 from llmstack_server.apis.audio.answer import logprobs_of
 from llmstack_server.apis.realtime.settings import OPENAI, Settings
 from llmstack_server.web.errors import ErrorAnswer
+from llmstack_types.json_values import JSONValue
 
-Event = Mapping[str, Any]
+Event = Mapping[str, JSONValue]
 _TRANSCRIPTION: Final = "conversation.item.input_audio_transcription"
 
 

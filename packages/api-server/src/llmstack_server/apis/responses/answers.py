@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
 from llmstack_llm import RequestOutput
 from llmstack_server.apis.responses.local import LocalResponses
@@ -43,7 +42,7 @@ class CountAnswer(WholeAnswer):
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, object]:
         return {"object": "response.input_tokens", "input_tokens": self._num_tokens}
 
 

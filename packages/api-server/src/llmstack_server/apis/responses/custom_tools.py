@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.chat.turns import required_text
+from llmstack_types.json_values import JSONValue
 
 INPUT = "input"
 """The argument in which a model writes the text of a call."""
@@ -41,7 +41,7 @@ def custom_function(param: str, tool: Mapping[str, object]) -> dict[str, object]
     return {"type": "function", "function": function}
 
 
-def custom_names(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
+def custom_names(tools: Sequence[Mapping[str, JSONValue]] | None) -> frozenset[str]:
     """The names of the custom tools among the tools of a request, which are checked."""
     return frozenset(tool["name"] for tool in tools or () if tool.get("type") == "custom")
 
@@ -49,7 +49,7 @@ def custom_names(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
 def demanded_grammar(
     tools: Sequence[Mapping[str, object]] | None,
     choice: object,
-    functions: Sequence[Mapping[str, Any]],
+    functions: Sequence[Mapping[str, JSONValue]],
     *,
     is_strict: bool,
 ) -> tuple[str, str] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
@@ -15,6 +14,7 @@ from llmstack_server.chat.turns import PARTS_JOINT, Content, TurnBuilder, conten
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.sse import encode_json
 from llmstack_types import InvalidRequestError
+from llmstack_types.json_values import JSONValue
 from llmstack_types.vocabulary import MediaKind, TextPartType, words_of
 
 FindItem = Callable[[str], Item | None]
@@ -69,7 +69,7 @@ def turns_after(instructions: str | None) -> TurnBuilder:
     return turns
 
 
-def adding(items: Iterable[Mapping[str, Any]], turns: TurnBuilder, num_earlier: int = 0) -> Iterator[None]:
+def adding(items: Iterable[Mapping[str, JSONValue]], turns: TurnBuilder, num_earlier: int = 0) -> Iterator[None]:
     """Adds checked items to the turns, one for each step; `num_earlier` of them are of earlier responses."""
     for index, item in enumerate(items, -num_earlier):
         _ADDERS[item["type"]](turns, item, "previous_response_id" if index < 0 else f"input[{index}]")
@@ -213,11 +213,11 @@ def _part_text(param: str, part: object, kinds: Sequence[str]) -> str:
     return required_text(param, part, "text")
 
 
-def _joined(parts: Iterable[Mapping[str, Any]]) -> str:
+def _joined(parts: Iterable[Mapping[str, JSONValue]]) -> str:
     return PARTS_JOINT.join(part["text"] for part in parts)
 
 
-def _content(parts: Sequence[Mapping[str, Any]], param: str, field: str) -> Content:
+def _content(parts: Sequence[Mapping[str, JSONValue]], param: str, field: str) -> Content:
     """The content of a message; `param` names the item, `field` where the parts are in it."""
     names = (f"{param}.{field}[{index}]" if param.startswith("input") else param for index in range(len(parts)))
     return content_of(
@@ -225,31 +225,31 @@ def _content(parts: Sequence[Mapping[str, Any]], param: str, field: str) -> Cont
     )
 
 
-def _media_part(param: str, part: Mapping[str, Any]) -> MediaPart:
+def _media_part(param: str, part: Mapping[str, JSONValue]) -> MediaPart:
     if part["type"] == _SOUND:
         return read_part(param, part, _SOUNDS)
     uuid, file_id = part.get("uuid", ""), part.get("file_id", "")
     return MediaPart("image", part["image_url"] or "", uuid, part["detail"], param, file_id)
 
 
-def _add_message(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
+def _add_message(turns: TurnBuilder, item: Mapping[str, JSONValue], param: str) -> None:
     turns.say(item["role"], _content(item["content"], param, "content"))
 
 
-def _add_call(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
+def _add_call(turns: TurnBuilder, item: Mapping[str, JSONValue], param: str) -> None:
     turns.call(item["call_id"], item["name"], item["arguments"])
 
 
-def _add_custom_call(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
+def _add_custom_call(turns: TurnBuilder, item: Mapping[str, JSONValue], param: str) -> None:
     turns.call(item["call_id"], item["name"], encode_json({INPUT: item["input"]}))
 
 
-def _add_call_output(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
+def _add_call_output(turns: TurnBuilder, item: Mapping[str, JSONValue], param: str) -> None:
     output = item["output"]
     turns.answer(item["call_id"], output if isinstance(output, str) else _content(output, param, "output"))
 
 
-def _add_reasoning(turns: TurnBuilder, item: Mapping[str, Any], param: str) -> None:
+def _add_reasoning(turns: TurnBuilder, item: Mapping[str, JSONValue], param: str) -> None:
     text = _joined(item.get("content") or item["summary"])
     if text:
         turns.think(text)
@@ -263,7 +263,7 @@ _READERS: Mapping[str, Callable[[str, Item], Item]] = {
     "custom_tool_call_output": _read_call_output,
     "reasoning": _read_reasoning,
 }
-_ADDERS: Mapping[str, Callable[[TurnBuilder, Mapping[str, Any], str], None]] = {
+_ADDERS: Mapping[str, Callable[[TurnBuilder, Mapping[str, JSONValue], str], None]] = {
     "message": _add_message,
     "function_call": _add_call,
     "function_call_output": _add_call_output,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from llmstack_server.apis.responses.protocol import ResponseRequest
 from llmstack_server.apis.responses.store import Item
 from llmstack_server.web.errors import ErrorAnswer
 from llmstack_server.web.usage import UsageCounter
 from llmstack_types import SamplingParams
+from llmstack_types.json_values import JSONObject
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class ResponseObject:
         self.status = status
         self.completed_at = int(time.time()) if status == "completed" else None
 
-    def as_object(self, output: Sequence[Item], usage: UsageCounter | None) -> dict[str, Any]:
+    def as_object(self, output: Sequence[Item], usage: UsageCounter | None) -> JSONObject:
         """The object of the API, with every key of its schema; `usage` is left out where there is none, never null."""
         found: dict[str, object] = {
             "id": self.id,
@@ -59,7 +59,7 @@ class ResponseObject:
         }
         return found if usage is None else found | {"usage": usage_object(usage)}
 
-    def _echo(self) -> dict[str, Any]:
+    def _echo(self) -> JSONObject:
         """The parameters of the request, with defaults."""
         fields, params = self.fields, self.params
         reasoning, text = fields.reasoning, fields.text
@@ -94,17 +94,17 @@ class ResponseObject:
         return echo if fields.user is None else echo | {"user": fields.user}  # the schema has no null here
 
 
-def _tool_object(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool_object(tool: JSONObject) -> JSONObject:
     return {"description": None, "parameters": None, "strict": None, **tool}
 
 
-def error_object(error: ErrorAnswer) -> dict[str, Any]:
+def error_object(error: ErrorAnswer) -> JSONObject:
     """The error of a response, in one of the few codes of the API; the message has the details."""
     code = "server_error" if error.status >= 500 else "invalid_prompt"
     return {"code": code, "message": error.message}
 
 
-def usage_object(usage: UsageCounter) -> dict[str, Any]:
+def usage_object(usage: UsageCounter) -> JSONObject:
     """The `usage` object of the API."""
     counts = usage.as_object()
     input_details = counts.get("prompt_tokens_details") or {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
-from typing import Any
 
 from llmstack_output_parsers import ToolCallDelta
 from llmstack_server.apis.responses.custom_tools import input_of
@@ -13,10 +12,11 @@ from llmstack_server.apis.responses.input_items import new_item_id
 from llmstack_server.apis.responses.store import Item
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.state.answer_source import lasting
+from llmstack_types.json_values import JSONObject
 
 # The type of an event and its fields, without the sequence number.
-Event = tuple[str, dict[str, Any]]
-Logprobs = Sequence[dict[str, Any]]
+Event = tuple[str, JSONObject]
+Logprobs = Sequence[JSONObject]
 
 
 class _TextItem(ABC):
@@ -39,7 +39,7 @@ class _TextItem(ABC):
     def _parts(self) -> list[Item]:
         return [self._part()] if self._has_part else []
 
-    def _place(self, output_index: int) -> dict[str, Any]:
+    def _place(self, output_index: int) -> JSONObject:
         return {"item_id": self.id, "output_index": output_index, "content_index": 0}
 
     def begin(self, output_index: int) -> Iterator[Event]:
@@ -125,7 +125,7 @@ class CallItem:
     def _value(self) -> str:
         return "".join(self._pieces)
 
-    def _place(self, output_index: int) -> dict[str, Any]:
+    def _place(self, output_index: int) -> JSONObject:
         return {"item_id": self.id, "output_index": output_index}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,7 +30,7 @@ class TextFields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    format: dict[str, Any] | None = None
+    format: dict[str, object] | None = None
     verbosity: str | None = None
 
 
@@ -47,7 +46,7 @@ class ReasoningFields(BaseModel):
 class ResponseRequest(GenerationFields):
     """Body of `POST /v1/responses`."""
 
-    input: Any = Field(None, description="a string, or items: messages, function calls and their outputs, reasoning")
+    input: object = Field(None, description="a string, or items: messages, function calls and their outputs, reasoning")
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -55,18 +54,18 @@ class ResponseRequest(GenerationFields):
     include: list[str] | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, object] | None = None
     include_reasoning: bool | None = Field(None, description="whether the output has the reasoning")
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     reasoning: ReasoningFields | None = None
     safety_identifier: str | None = None
     text: TextFields | None = None
-    tool_choice: Any = Field(None, description="'none', 'auto', 'required', or an object that names functions")
-    tools: list[dict[str, Any]] | None = None
+    tool_choice: object = Field(None, description="'none', 'auto', 'required', or an object that names functions")
+    tools: list[dict[str, object]] | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
     @property
     def has_logprobs(self) -> bool:

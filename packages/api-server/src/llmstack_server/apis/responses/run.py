@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any
 
 from llmstack_llm import RequestOutput
 from llmstack_server.apis.responses.custom_tools import custom_names
@@ -16,8 +15,9 @@ from llmstack_server.chat.prepare import SubmittedChat
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.state.server_state import Sign
 from llmstack_server.web.errors import ErrorAnswer
+from llmstack_types.json_values import JSONObject
 
-NumberedEvent = dict[str, Any]
+NumberedEvent = JSONObject
 
 
 class ResponseRun(ChatStream):
@@ -55,7 +55,7 @@ class ResponseRun(ChatStream):
         """The output items so far."""
         return self._output.items("incomplete" if self.response.is_over else "in_progress")
 
-    def as_object(self) -> dict[str, Any]:
+    def as_object(self) -> JSONObject:
         """The current response object; it has token counts once it has ended."""
         usage = self.usage if self.response.is_over else None
         found = self.response.as_object(self.output_items(), usage)

@@ -16,6 +16,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to
 from llmstack_server.web.sse import numbered_error_event
 from llmstack_types import ServerOverloadedError
+from llmstack_types.json_values import JSONObject, JSONValue
 
 TOPIC = "responses"
 
@@ -108,7 +109,7 @@ class SharedResponses:
         answers = await self._peers.ask(f"{TOPIC} item {item_id} 0 {owner}")
         return next((answer["value"] for answer in answers if answer.get("value") is not None), None)
 
-    async def _ask(self, what: str, response_id: str, start: int = 0, owner: str | None = None) -> Any:
+    async def _ask(self, what: str, response_id: str, start: int = 0, owner: str | None = None) -> JSONValue:
         owner = current_client.get().tenant if owner is None else owner
         index = self._keeper(response_id)
         if index is None or self._peers is None:
@@ -129,14 +130,14 @@ class SharedResponses:
         index = int(match.group(1), 16) % self._peers.count
         return index if index != self._peers.index else None
 
-    async def _know(self, what: str, subject: str, owner: str, start: int) -> Any:
+    async def _know(self, what: str, subject: str, owner: str, start: int) -> JSONValue:
         local = self.local
         if what == "events":
             try:
                 return self._readers.add(local.open_events(subject, owner, start))
             except UnknownStreamError:
                 raise ServerOverloadedError("too many readers in other processes") from None
-        asked: dict[str, Callable[[str, str], Awaitable[Any]]] = {
+        asked: dict[str, Callable[[str, str], Awaitable[JSONValue]]] = {
             "fetch": local.fetch,
             "cancel": local.cancel,
             "delete": local.delete,
@@ -146,11 +147,11 @@ class SharedResponses:
         }
         return await asked[what](subject, owner)
 
-    async def _answer(self, question: str) -> dict[str, Any]:
+    async def _answer(self, question: str) -> JSONObject:
         """The answer to a peer: a JSON value, or an error."""
         what, *words = question.split(" ")
         if what in READING:
-            found: dict[str, Any] = await self._readers.answer(what, words)
+            found: JSONObject = await self._readers.answer(what, words)
             return found
         subject, start, *owner = words  # without API keys the owner is empty
         try:
@@ -162,7 +163,7 @@ class SharedResponses:
         return {"value": _to_json(value)}
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: Any) -> JSONValue:
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, tuple | list):

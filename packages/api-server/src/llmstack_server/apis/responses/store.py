@@ -6,17 +6,18 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.stream_record import Head, StreamRecord
 from llmstack_server.web.sse import encode_json
 from llmstack_types import ServerOverloadedError
+from llmstack_types.json_values import JSONObject
 
 if TYPE_CHECKING:
     from llmstack_server.state.kept_rows import KeptRequest
 
-Item = dict[str, Any]
+Item = JSONObject
 # Not as a stream, of which a later reader takes the place of the one before.
 _HEAD: Final = Head(200, (), is_stream=False)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.responses.custom_tools import custom_function
 from llmstack_server.chat.tools import TOOL_CHOICES
 from llmstack_server.web.errors import missing_parameter
 from llmstack_types import StructuredOutputsParams
+from llmstack_types.json_values import JSONObject
 
 
 def chat_tools(tools: Sequence[dict[str, object]] | None) -> list[dict[str, object]]:
@@ -57,7 +57,7 @@ def chat_tool_choice(choice: object, tools: Sequence[dict[str, object]]) -> tupl
     raise request_errors.unsupported_value("tool_choice.type", reason)
 
 
-def _allowed_tools(choice: dict[str, object], tools: Sequence[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+def _allowed_tools(choice: dict[str, object], tools: Sequence[JSONObject]) -> tuple[str, list[JSONObject]]:
     mode, allowed = choice.get("mode", "auto"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise request_errors.invalid_value("tool_choice.mode", "expected 'auto' or 'required'")
@@ -80,7 +80,7 @@ def _name(param: str, value: object) -> str:
     return name
 
 
-def structured_outputs(text_format: dict[str, Any] | None) -> StructuredOutputsParams | None:
+def structured_outputs(text_format: JSONObject | None) -> StructuredOutputsParams | None:
     """The constraint; None for plain text. A schema holds whether or not it is `strict`.
 
     Raises:

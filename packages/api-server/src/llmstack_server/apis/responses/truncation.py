@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
 from llmstack_server.chat.prepare import SubmittedChat
 from llmstack_types import InvalidRequestError
 
 TOO_LONG = "context_length_exceeded"
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 Submit = Callable[[Sequence[Message]], Awaitable[SubmittedChat]]
 
 

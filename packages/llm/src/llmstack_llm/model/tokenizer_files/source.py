@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from llmstack_model_files import artifact_path, open_artifact, read_json
 from llmstack_types import LLMStackError
@@ -88,7 +87,7 @@ def read_source(folder: Path, name: str) -> bytes:
     return content
 
 
-def read_configuration(folder: Path) -> dict[str, Any]:
+def read_configuration(folder: Path) -> dict[str, object]:
     """`tokenizer_config.json`, with the tokens that only `special_tokens_map.json` names."""
     named = read_json(folder, "special_tokens_map.json", required=False) or {}
     return named | (read_json(folder, "tokenizer_config.json", required=False) or {})
