@@ -262,10 +262,9 @@ class AsyncLLM(EngineFrontEnd):
         """
         if self.ready is None:
             await self.wait_until_ready()
-        given = requests[0].sampling
-        if any(request.sampling is not given for request in requests):
+        if any(request.sampling is not requests[0].sampling for request in requests):
             raise ValueError("requests that are submitted together share their sampling fields")
-        sampling = self.input_processor.check_sampling(given)
+        sampling = self.input_processor.check_sampling(requests[0].sampling)
         num_completions = len(requests) * (num_generated := sampling.num_generated)
         if num_completions > 1:
             check_fan_out(len(requests), num_generated, self.input_processor.limits)
@@ -276,11 +275,10 @@ class AsyncLLM(EngineFrontEnd):
         if requests[0].adapter is not None or self.adapters.media_kinds:  # all of them have the same
             admitted = [self.adapters.adapted(one, requests[0].adapter) for one in admitted]
         num_prompt_tokens = sum([one.num_prompt_tokens for one in admitted])
-        self.check_room(num_completions, num_prompt_tokens, requests[0].tenant)
-        on_admitted = requests[0].on_admitted
-        on_first = None if on_admitted is None else on_admitted(admitted, num_generated)
+        self.check_room(num_completions, num_prompt_tokens, tenant := requests[0].tenant)
+        on_first = requests[0].on_admitted and requests[0].on_admitted(admitted, num_generated)
         if any(one.placed for one in admitted):
-            admitted = await decode_media(admitted)
+            admitted = await decode_media(admitted, lambda: self.check_room(num_completions, num_prompt_tokens, tenant))
         # Registered first: an output can never arrive for a request that is not known here.
         collector, engine_requests = register(self.input_processor, self.output_processor, requests, admitted)
         if on_first is not None:
@@ -357,10 +355,12 @@ class AsyncLLM(EngineFrontEnd):
         if not isinstance(prompt, AdmittedPooling):
             prompt = await self.admit_pooling(prompt, pooling_params or PoolingParams())
         self._check_alive()
+        num_tokens = len(prompt.prompt_token_ids)
         if not has_room:
-            self.check_room(1, len(prompt.prompt_token_ids), tenant)
+            self.check_room(1, num_tokens, tenant)
         if prompt.placed:
-            (prompt,) = await decode_media([prompt])
+            again = None if has_room else lambda: self.check_room(1, num_tokens, tenant)
+            (prompt,) = await decode_media([prompt], again)
         fields = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
         collector, request = register_pooling(self.input_processor, self.output_processor, request_id, prompt, **fields)
         observers = self.output_processor.observers

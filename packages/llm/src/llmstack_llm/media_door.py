@@ -170,11 +170,15 @@ async def _end(parts: Sequence[AsyncClosing]) -> None:
     await asyncio.gather(*(one.shutdown() for one in parts))
 
 
-async def decode_media(admitted: Sequence[AdmittedT]) -> list[AdmittedT]:
+async def decode_media(
+    admitted: Sequence[AdmittedT], check_room: Callable[[], object] | None = None
+) -> list[AdmittedT]:
     """The requests with decoded media, which each request releases at its end.
 
+    `check_room`: Raises where there is no room any more, since others may have joined the queue meanwhile.
+
     Raises:
-        InvalidRequestError, ServerOverloadedError: As `OpenedMedia.prepare`; nothing is held.
+        InvalidRequestError, ServerOverloadedError: As `OpenedMedia.prepare` and `check_room`; nothing is held.
     """
     decoded: list[AdmittedT] = []
     try:
@@ -183,6 +187,8 @@ async def decode_media(admitted: Sequence[AdmittedT]) -> list[AdmittedT]:
                 prepared = await prepare_all(one.placed)
                 one = dataclasses.replace(one, media=prepared.items, release=prepared.release)
             decoded.append(one)
+        if check_room is not None:
+            check_room()
     except BaseException:
         release_media(decoded)
         raise
