@@ -12,8 +12,15 @@ import torch.nn.functional as F
 
 from llmstack_kernels import reference
 from llmstack_kernels.dispatch import ENVIRONMENT_VARIABLE
-from llmstack_kernels.embedding import embedding, embedding_of_packed, embedding_part, table_of
-from llmstack_kernels.linear import concatenate_linears, pack_linear, packing_version
+from llmstack_kernels.embedding import (
+    can_look_up_blocks,
+    embedding,
+    embedding_of_blocks,
+    embedding_of_packed,
+    embedding_part,
+    table_of,
+)
+from llmstack_kernels.linear import BLOCK_TYPES, BlockWeight, concatenate_linears, pack_linear, packing_version
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -50,6 +57,33 @@ def test_rows_of_a_packed_output_head_are_those_of_its_table(dtype: torch.dtype,
     assert torch.equal(embedding_of_packed(ids[:1], weight, scale=1.5), embedding(ids[:1], table, scale=1.5))
     with pytest.raises(ValueError, match="addend"):
         embedding_of_packed(ids, weight, addend[1:])
+
+
+def blocks_of(block_type: str, num_rows: int, num_blocks: int) -> BlockWeight:
+    block = BLOCK_TYPES[block_type]
+    blocks = torch.randint(0, 256, (num_rows, num_blocks, block.num_bytes), dtype=torch.uint8)
+    for start in block.scales:
+        scales = torch.rand(num_rows, num_blocks).half() + 0.01
+        blocks.view(torch.int16)[..., start // 2] = scales.view(torch.int16)
+    return BlockWeight(block_type, (blocks,), lambda _: pytest.fail("native code widens them"))
+
+
+@pytest.mark.skipif(not can_look_up_blocks(), reason="needs the native kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("block_type", BLOCK_TYPES)
+def test_rows_of_blocks_are_those_of_the_widened_table(block_type: str, dtype: torch.dtype) -> None:
+    weight = blocks_of(block_type, 30, 3).rows(torch.randperm(30))
+    table, ids = weight.dequantize(dtype), torch.randint(0, 30, (300,))
+    size, blocks = table.shape[1], weight.copied()
+    addend = torch.randn(300, size).to(dtype)
+    assert torch.equal(embedding_of_blocks(ids, blocks, dtype), embedding(ids, table))
+    assert torch.equal(embedding_of_blocks(ids, blocks, dtype, addend), embedding(ids, table, addend))
+    assert torch.equal(embedding_of_blocks(ids, blocks, dtype, addend, 0.3), embedding(ids, table, addend, 0.3))
+    assert torch.equal(embedding_of_blocks(ids[:1], blocks, dtype, None, 1.5), embedding(ids[:1], table, scale=1.5))
+    with pytest.raises(ValueError, match="addend"):
+        embedding_of_blocks(ids, blocks, dtype, addend[1:])
+    with pytest.raises(ValueError, match="in order"):
+        embedding_of_blocks(ids, weight, dtype)
 
 
 def test_a_reference_looks_up_in_no_packed_head() -> None:

@@ -75,7 +75,12 @@ _UNITS: Mapping[str, tuple[str, ...]] = {
         "linear/native_rounding.cpp",
         "linear/native_tiles.cpp",
     ),
-    "segments": ("linear/native_segment_packing.cpp", "linear/native_segment_tiles.cpp", "linear/native_segments.cpp"),
+    "segments": (
+        "embedding/native_blocks.cpp",
+        "linear/native_segment_packing.cpp",
+        "linear/native_segment_tiles.cpp",
+        "linear/native_segments.cpp",
+    ),
     "others": (),
 }
 

@@ -14,11 +14,13 @@ from model_runner_helpers.paged_harness import PagedHarness
 from safetensors.torch import save_file
 
 from llmstack_gguf import TENSOR_TYPES, Header, TensorInfo, read_header, target_of
+from llmstack_kernels.embedding import can_look_up_blocks, embedding_of_blocks
 from llmstack_kernels.linear import BLOCK_TYPES, INT4_DYNAMIC, BlockWeight, StoredWeight, pack_stored_linear
 from llmstack_kernels.linear.segments import SegmentLinear
 from llmstack_model_files import gguf_weights, resolve_model, weights_digest
 from llmstack_model_runner.checkpoint_formats import gguf
 from llmstack_model_runner.checkpoint_formats.config import read_format
+from llmstack_model_runner.layers import embedding as embedding_layer
 from llmstack_model_runner.models import load_model_class
 from llmstack_model_runner.preflight import find_problems
 from llmstack_model_runner.weights import load_weights
@@ -153,6 +155,36 @@ def test_a_model_of_a_file_computes_what_transformers_does_with_the_weights_it_m
         expected = reference(torch.tensor([PROMPT])).logits[0, -1]
     assert expected.std() > 1e-3
     assert (found.reshape(-1, SIZES["vocab"])[-1] - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+@pytest.mark.skipif(not can_look_up_blocks(), reason="needs the native kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])  # the latter has a scale and a tied head
+def test_a_table_that_stays_in_blocks_gives_the_bits_of_a_widened_one(
+    architecture: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_calls = 0
+
+    def look_up(*arguments: Any) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        return embedding_of_blocks(*arguments)
+
+    def logits() -> torch.Tensor:
+        model = load_model_class(config["architectures"][0])(config, dtype, CPU)
+        load_weights(model, folder, dtype=dtype, checkpoint_format=read_format(config))
+        return PagedHarness(model, dtype).step([("a", PROMPT)])  # type: ignore[arg-type]  # it is a decoder
+
+    write_model(tmp_path / "model.gguf", architecture, lambda name: "Q4_K", is_tied=architecture == "gemma2")
+    folder = resolve_model(str(tmp_path / "model.gguf"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr(embedding_layer, "embedding_of_blocks", look_up)
+    found = logits()
+    assert bool(num_calls) == (dtype != torch.float16)  # that of float16 is widened, to be checked
+    monkeypatch.setattr(embedding_layer, "can_look_up_blocks", lambda: False)
+    num_calls = 0
+    assert torch.equal(found, logits())
+    assert not num_calls
 
 
 GROUPED = ("gptneox", "bloom", "falcon", "falcon-40b")

@@ -6,7 +6,7 @@ import torch
 
 from llmstack_kernels import reference
 from llmstack_kernels.dispatch import implementation
-from llmstack_kernels.linear import PackedLinear, PackedWeight, packed_weights
+from llmstack_kernels.linear import BlockWeight, PackedLinear, PackedWeight, packed_weights
 
 
 def embedding(
@@ -48,12 +48,34 @@ def embedding_of_packed(
     scale: float = 1.0,
 ) -> torch.Tensor:  # [num_ids, size]
     """`embedding` from the packed weight of an output head, so that a tied table is in memory once. On a CPU."""
-    if addend is not None and (addend.shape != (ids.shape[0], weight.shape[1]) or addend.dtype != weight.dtype):
-        raise ValueError(
-            f"addend of shape {tuple(addend.shape)} does not fit {ids.shape[0]} rows of {weight.shape[1]}."
-        )
+    _check_addend(addend, ids, weight.shape[1], weight.dtype)
     out: torch.Tensor = implementation("embedding", "cpu").embedding_of_packed(ids, weight, addend, scale)
     return out
+
+
+def can_look_up_blocks() -> bool:
+    """Whether there is a kernel for `embedding_of_blocks`: native code has one, the reference has none."""
+    return hasattr(implementation("embedding", "cpu"), "embedding_of_blocks")
+
+
+def embedding_of_blocks(
+    ids: torch.Tensor,  # [num_ids] int64
+    table: BlockWeight,  # [num_rows, size], as `BlockWeight.copied` returns it
+    dtype: torch.dtype,
+    addend: torch.Tensor | None = None,  # [num_ids, size], of this type
+    scale: float = 1.0,
+) -> torch.Tensor:  # [num_ids, size]
+    """`embedding` from blocks of few bits, with the bits of a table that was widened to `dtype` before. On a CPU."""
+    if len(table.parts) != 1 or table.outputs is not None or not table.parts[0].is_contiguous():
+        raise ValueError("the table must be one part, with its rows in order.")
+    _check_addend(addend, ids, table.shape[1], dtype)
+    out: torch.Tensor = implementation("embedding", "cpu").embedding_of_blocks(ids, table, dtype, addend, scale)
+    return out
+
+
+def _check_addend(addend: torch.Tensor | None, ids: torch.Tensor, size: int, dtype: torch.dtype) -> None:
+    if addend is not None and (addend.shape != (ids.shape[0], size) or addend.dtype != dtype):
+        raise ValueError(f"addend of shape {tuple(addend.shape)} does not fit {ids.shape[0]} rows of {size}.")
 
 
 def embedding_part(

@@ -2,19 +2,10 @@
 
 #include "../linear/native_operands.h"
 #include "../native/repeat.h"
-#include "../native/rows.h"
+#include "finish_row.h"
 
 namespace llmstack {
 namespace {
-
-template <class T>
-void finish_row(const T* source, const T* addend, T* target, int64_t size, float scale) {
-  for_each_vector(size, [&](int64_t i, int n) {
-    Floats values = rounded_to<T>(load_some(source + i, n) * scale);
-    if (addend != nullptr) values = values + load_some(addend + i, n);
-    store_some(target + i, values, n);
-  });
-}
 
 template <class T>
 void embedding(const int64_t* ids, const T* table, const T* addend, T* out, int64_t num_ids, int64_t size,

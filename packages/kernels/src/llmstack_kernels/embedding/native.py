@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels import reference
+from llmstack_kernels.linear.block_weight import BLOCK_TYPES, BlockWeight
 from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, require_library
 
 _ARGUMENTS = (Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
+_BLOCK_ARGUMENTS = (Pointer, Pointer, Int, Pointer, Pointer, Int, Int, Float)
 _PART_ARGUMENTS = (Pointer, Pointer, Pointer, Int, Int, Int, Int, Float)
 
 
@@ -37,6 +39,21 @@ def embedding_of_packed(
     function = require_library().function(f"embedding_packed_{DTYPE_TO_SUFFIX[weight.dtype]}", *_ARGUMENTS)
     addend_pointer = 0 if addend is None else addend.data_ptr()
     function(ids.data_ptr(), weight.tensors[0].data_ptr(), addend_pointer, out.data_ptr(), num_ids, size, scale)
+    return out
+
+
+def embedding_of_blocks(
+    ids: torch.Tensor, table: BlockWeight, dtype: torch.dtype, addend: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Looks up the rows in blocks of a file, in one piece and in order, scales them and adds."""
+    ids = ids.contiguous()
+    addend = None if addend is None else addend.contiguous()
+    num_ids, size = ids.shape[0], table.shape[1]
+    out = ids.new_empty((num_ids, size), dtype=dtype)
+    function = require_library().function(f"embedding_blocks_{DTYPE_TO_SUFFIX[dtype]}", *_BLOCK_ARGUMENTS)
+    block_type, addend_pointer = [*BLOCK_TYPES].index(table.block_type), 0 if addend is None else addend.data_ptr()
+    blocks = table.parts[0].data_ptr()
+    function(ids.data_ptr(), blocks, block_type, addend_pointer, out.data_ptr(), num_ids, size, scale)
     return out
 
 

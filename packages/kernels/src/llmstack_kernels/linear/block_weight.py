@@ -9,7 +9,7 @@ import torch
 
 from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.linear.stored_weight import StoredWeight
-from llmstack_kernels.native.huge_pages import advise_huge_pages
+from llmstack_kernels.native.huge_pages import advise_huge_pages, empty_in_huge_pages
 
 __all__ = ["BLOCK_TYPES", "BlockType", "BlockWeight", "join_blocks"]
 
@@ -100,8 +100,17 @@ class BlockWeight:
 
     def stored(self) -> StoredWeight:
         """The weight of numbers."""
+        return self.read(self._rows())
+
+    def copied(self) -> BlockWeight:
+        """The same weight in memory of its own: one part, whose rows are in order."""
+        rows = self._rows()
+        own = empty_in_huge_pages(rows.numel(), torch.uint8).view(rows.shape).copy_(rows)
+        return replace(self, parts=(own,), outputs=None)
+
+    def _rows(self) -> torch.Tensor:
         blocks = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
-        return self.read(blocks if self.outputs is None else blocks[self.outputs])
+        return blocks if self.outputs is None else blocks[self.outputs]
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight that the blocks represent, rounded once from float32: [out_features, in_features]."""

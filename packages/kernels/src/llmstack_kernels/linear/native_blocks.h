@@ -140,4 +140,36 @@ struct Blocks {};
 using AllBlocks = Blocks<PlainBlock<4, false>, PlainBlock<4, true>, PlainBlock<5, false>, PlainBlock<5, true>, ByteBlock,
                          KBlock<4>, KBlock<5>, SixBitBlock>;
 
+// Inputs of a block.
+template <class Block>
+constexpr int64_t kBlockInputs = Block::kSegments * Block::Format::kSegment;
+
+// Numbers of one block as floats: scale * (number - middle), or scale * number + smallest, each rounded as it is computed.
+template <class Block>
+struct BlockWriter {
+  using Format = typename Block::Format;
+  static constexpr bool kHasLevels = Block::kScales == SegmentScales::kTwoLevels;
+  float* numbers;
+  float scale = 0, other = 0, levels[2][Block::kSegments] = {};
+
+  static float half_at(const void* p) {
+    Float16 half;
+    std::memcpy(&half, p, sizeof(half));
+    return to_float(half);
+  }
+  void put_scale(const void* value) { scale = half_at(value); }
+  void put_other(const void* value) { other = half_at(value); }
+  void put_level(int64_t segment, uint8_t level, int place = 0) {
+    levels[place][segment] = static_cast<int8_t>(level);
+  }
+  void put_numbers(int64_t segment, const uint8_t* own_numbers) {
+    const float own = kHasLevels ? scale * levels[0][segment] : scale;
+    const float smallest = kHasLevels ? other * levels[1][segment] : other;
+    constexpr int kMiddle = Format::kZeros == Zeros::kMiddle ? Format::kMiddle : 0;
+    for (int i = 0; i < Format::kSegment; ++i) {
+      numbers[segment * Format::kSegment + i] = own * static_cast<float>(own_numbers[i] - kMiddle) + smallest;
+    }
+  }
+};
+
 }  // namespace llmstack

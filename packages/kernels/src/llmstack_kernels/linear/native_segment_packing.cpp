@@ -115,7 +115,7 @@ struct FileRows {
   int64_t in_features, out_features;
 
   template <class Block>
-  int64_t blocks() const { return in_features / (Block::kSegments * Block::Format::kSegment); }
+  int64_t blocks() const { return in_features / kBlockInputs<Block>; }
 };
 
 template <class Block>
@@ -129,40 +129,12 @@ void pack_blocks(const FileRows& file, uint8_t* packed) {
   });
 }
 
-// A row of numbers as floats: scale * (number - middle), or scale * number + smallest, each rounded as it is computed.
-template <class Block>
-struct RowWriter {
-  using Format = typename Block::Format;
-  static constexpr bool kHasLevels = Block::kScales == SegmentScales::kTwoLevels;
-  float* row;
-  float scale = 0, other = 0, levels[2][Block::kSegments] = {};
-
-  static float half_at(const void* p) {
-    Float16 half;
-    std::memcpy(&half, p, sizeof(half));
-    return to_float(half);
-  }
-  void put_scale(const void* value) { scale = half_at(value); }
-  void put_other(const void* value) { other = half_at(value); }
-  void put_level(int64_t segment, uint8_t level, int place = 0) {
-    levels[place][segment % Block::kSegments] = static_cast<int8_t>(level);
-  }
-  void put_numbers(int64_t segment, const uint8_t* numbers) {
-    const int64_t at = segment % Block::kSegments;
-    const float own = kHasLevels ? scale * levels[0][at] : scale, smallest = kHasLevels ? other * levels[1][at] : other;
-    constexpr int kMiddle = Format::kZeros == Zeros::kMiddle ? Format::kMiddle : 0;
-    for (int i = 0; i < Format::kSegment; ++i) {
-      row[segment * Format::kSegment + i] = own * static_cast<float>(numbers[i] - kMiddle) + smallest;
-    }
-  }
-};
-
 template <class Block>
 void widen_blocks(const FileRows& file, float* out) {
   for_each_row(file.out_features, file.in_features, [&](int64_t output) {
-    RowWriter<Block> writer{out + output * file.in_features};
-    for (int64_t i = 0; i < file.blocks<Block>(); ++i) {
-      Block::read(file.rows[output] + i * Block::kBytes, writer, i * Block::kSegments);
+    BlockWriter<Block> writer{out + output * file.in_features};
+    for (int64_t i = 0; i < file.blocks<Block>(); ++i, writer.numbers += kBlockInputs<Block>) {
+      Block::read(file.rows[output] + i * Block::kBytes, writer, 0);
     }
   });
 }

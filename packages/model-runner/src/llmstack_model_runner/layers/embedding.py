@@ -9,13 +9,15 @@ import torch
 
 from llmstack_kernels.activation import soft_cap_
 from llmstack_kernels.embedding import (
+    can_look_up_blocks,
     can_look_up_packed,
     embedding,
+    embedding_of_blocks,
     embedding_of_packed,
     embedding_part,
     table_of,
 )
-from llmstack_kernels.linear import AnyStoredWeight, PackedLinear, PackedWeight
+from llmstack_kernels.linear import AnyStoredWeight, BlockWeight, PackedLinear, PackedWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, ReadRows, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before, packing
 from llmstack_model_runner.layers.scale import Scale
@@ -57,6 +59,8 @@ class Embedding:
         self._device = device
         self._weight: torch.Tensor | None = None  # [num_rows, size]
         self._packed: PackedWeight | None = None  # the same in an output head
+        self._blocks: BlockWeight | None = None  # the same as a GGUF file has it
+        self._is_vocabulary = is_vocabulary
         self._is_needless: Callable[[], bool] = lambda: False
         self._adapted = None if is_head or num_unused_rows else adapted_layers()
         self._adapted_number = 0
@@ -110,7 +114,9 @@ class Embedding:
 
     @property
     def weight(self) -> torch.Tensor:
-        """The table [num_rows, size]."""
+        """The table [num_rows, size], widened at each use where it is in blocks."""
+        if self._blocks is not None:
+            return self._blocks.dequantize(self._dtype)
         if self._weight is None:
             raise RuntimeError(f"{self._name} has no table")
         return self._weight
@@ -121,11 +127,18 @@ class Embedding:
         is_whole = self._part is None and not self._num_unused_rows
         return is_whole and self._adapted is None and can_look_up_packed()
 
+    @property
+    def _can_keep_blocks(self) -> bool:
+        """Whether steps read the rows of their tokens alone, and no number of the table is too large for the type."""
+        is_whole = self._part is None and not self._num_unused_rows and self._adapted is None
+        is_looked_up = self._is_vocabulary and self._device.type == "cpu" and can_look_up_blocks()
+        return is_whole and is_looked_up and self._dtype != torch.float16
+
     def share(self, packed: PackedLinear) -> None:
         """Looks up in a head's weight from now on, and drops the table, if the head has all of it as it is."""
         self._packed = table_of(packed) if self.can_share else None
         if self._packed is not None:
-            self._weight = None
+            self._weight = self._blocks = None
 
     def skip_where(self, is_needless: Callable[[], bool]) -> None:
         """The table is not read where `is_needless()` when loading begins: `share` is called then."""
@@ -146,6 +159,8 @@ class Embedding:
         """
         if self._packed is not None:
             vectors = embedding_of_packed(ids, self._packed, addend, self._scale)
+        elif self._blocks is not None:
+            vectors = embedding_of_blocks(ids, self._blocks, self._dtype, addend, self._scale)
         elif self._part is None:
             vectors = embedding(ids, self.weight, addend, self._scale)
         else:  # each id is in one rank's part, so the sum is exact
@@ -161,7 +176,10 @@ class Embedding:
         self._weight = finite(weight) if self._dtype == torch.float16 != tensor.dtype else weight
 
     def _load_table(self, weight: AnyStoredWeight) -> None:
-        """Widens the rows of a quantized table to the type of the vectors: rows are looked up in it."""
+        """Keeps the blocks of a quantized table where rows can be looked up in them; else widens them."""
+        if isinstance(weight, BlockWeight) and self._can_keep_blocks:
+            self._blocks = weight.copied()
+            return
         rows = slice(self._num_unused_rows, None) if self._part is None else slice(self._part.start, self._part.stop)
         table = weight.rows(rows).dequantize(self._dtype).to(self._device)
         self._weight = finite(table) if self._dtype == torch.float16 else table
