@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from model_runner_helpers.sampling_rows import make_sampling_rows
 
 from llmstack_model_runner.sampling import Sampler
+from llmstack_model_runner.sampling.row_extras import AllowedTokens
 from llmstack_types import SamplingParams
 
 VOCAB_SIZE = 8
@@ -96,3 +97,19 @@ def test_what_was_gathered_for_a_batch_is_forgotten_when_a_request_changes() -> 
     assert masked_by_sampler(rows, 2, [0, 0], [1, 0]) == [set(), everything - {2, 3}]
     rows.clear_row(0)
     assert masked_by_sampler(rows, 2, [0, 0], [1, 0]) == [set(), set()]
+
+
+def test_beams_share_the_array_of_their_allowed_tokens() -> None:
+    given, others = (7, 2, 2, 5, VOCAB_SIZE), [(1, 3), (4,)]
+    tokens = AllowedTokens(VOCAB_SIZE)
+    first = tokens.array(given)
+    assert first.tolist() == [2, 5, 7]
+    assert tokens.array(given) is first  # that of the next step's rows
+    assert [tokens.array(one).tolist() for one in others] == [[1, 3], [4]]
+    again = tokens.array(given)
+    assert again is not first  # few are kept
+    assert again.tolist() == [2, 5, 7]
+    changing = [1, 2]
+    assert tokens.array(changing).tolist() == [1, 2]
+    changing.append(3)
+    assert tokens.array(changing).tolist() == [1, 2, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,30 @@ from llmstack_model_runner.sampling.logit_masks import IntArray, LogitBias, Toke
 from llmstack_model_runner.sampling.repeated_ngrams import after_repeated_ngrams
 from llmstack_model_runner.sampling.thinking import ThinkingLimit
 from llmstack_types import SamplingParams
+
+MAX_KEPT_SEQUENCES: Final = 2
+
+
+class AllowedTokens:
+    """The arrays of the last sequences of allowed tokens.
+
+    The beams of a search share a sequence, which may be long, and each step has new rows for them.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._kept: list[tuple[tuple[int, ...], IntArray]] = []
+
+    def array(self, token_ids: Sequence[int]) -> IntArray:
+        """The distinct ids in the vocabulary, ascending; the same array for the same tuple."""
+        for known, array in self._kept:
+            if known is token_ids:
+                return array
+        array = np.unique(np.array(token_ids, dtype=np.int64))
+        array = array[(array >= 0) & (array < self.vocab_size)]
+        if isinstance(token_ids, tuple):  # a list may change
+            self._kept = [*self._kept, (token_ids, array)][-MAX_KEPT_SEQUENCES:]
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +57,9 @@ class RowExtras:
     is_beam: bool
 
     @staticmethod
-    def of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> RowExtras | None:
+    def of(params: SamplingParams, eos_token_ids: Sequence[int], tokens: AllowedTokens) -> RowExtras | None:
         """The parameters of a request, or None if it has none. Ids outside the vocabulary are dropped."""
+        vocab_size = tokens.vocab_size
         thinking, wanted = ThinkingLimit.of(params), params.logprob_token_ids
         is_plain = (
             params.logprobs is None
@@ -46,7 +72,7 @@ class RowExtras:
         if is_plain:
             return None
         bad = [one for one in params.bad_words_token_ids if all(0 <= token_id < vocab_size for token_id in one)]
-        allowed = _in_vocabulary(set(params.allowed_token_ids), vocab_size) if params.allowed_token_ids else None
+        allowed = tokens.array(params.allowed_token_ids) if params.allowed_token_ids else None
         bad_token_ids = _in_vocabulary({one[0] for one in bad if len(one) == 1}, vocab_size)
         if allowed is not None and not len(allowed):  # no entry could say that none is allowed
             allowed, bad_token_ids = None, np.arange(vocab_size)

@@ -15,7 +15,7 @@ from llmstack_model_runner.sampling.logits_processor import LogitsProcessors, Lo
 from llmstack_model_runner.sampling.metadata import RANDOM_PARAMETERS, RandomRows, SamplingMetadata
 from llmstack_model_runner.sampling.penalty_rows import PenaltyRows
 from llmstack_model_runner.sampling.random import seeds_array
-from llmstack_model_runner.sampling.row_extras import BatchExtras, RowExtras
+from llmstack_model_runner.sampling.row_extras import AllowedTokens, BatchExtras, RowExtras
 from llmstack_types import SamplingParams
 
 
@@ -50,6 +50,7 @@ class SamplingRows:
         self._num_prompt_tokens = np.zeros(max_num_rows, dtype=np.int64)
         self.penalties = PenaltyRows(token_ids, vocab_size)
         self._extras: dict[int, RowExtras] = {}
+        self._allowed_tokens = AllowedTokens(vocab_size)
         self._batch_extras = BatchExtras()
         self._batch_rows: bytes | None = None
         self._rows_beyond_greedy: set[int] = set()
@@ -83,7 +84,7 @@ class SamplingRows:
         self._seeds[row] = seeds_array([params.seed or 0])[0]
         self._num_prompt_tokens[row] = num_prompt_tokens
         self.penalties.set_row(row, params, token_ids, num_prompt_tokens, placeholders)
-        extras = RowExtras.of(params, eos_token_ids, self._vocab_size)
+        extras = RowExtras.of(params, eos_token_ids, self._allowed_tokens)
         if extras is not None:
             self._extras[row] = extras
             self._batch_rows = None
