@@ -118,7 +118,7 @@ class WriteBehind:
             self._names.discard(text.name)
             self._num_queued_bytes -= len(text.text)
         if not is_written and not self._is_failing:  # once, until a file is written again
-            logger.warning("the KV cache on disk takes no more blocks: %s", reason)
+            logger.warning("the KV cache on disk: blocks could not be written, and the next ones are tried: %s", reason)
         self._is_failing = not is_written
 
 
