@@ -242,12 +242,8 @@ def queue_too_short(param: str, count: int, maximum: int) -> InvalidRequestError
 
 def failure_of(error: str | None) -> RequestFailedError:
     """The typed error where the text is one of those that are agreed upon; `error` is `EngineCoreOutput.error`."""
-    if error == NumericalError.TEXT:
-        return NumericalError()
-    if error == NoTokenAllowedError.TEXT:
-        return NoTokenAllowedError()
-    if error == EngineLostError.TEXT:
-        return EngineLostError()
-    if error in QuarantinedError.TEXTS:
-        return QuarantinedError(error)
-    return RequestFailedError(error or "the request failed")
+    text = error or ""
+    if text in QuarantinedError.TEXTS:
+        return QuarantinedError(text)
+    kinds = {kind.TEXT: kind for kind in (NumericalError, NoTokenAllowedError, EngineLostError)}
+    return kinds.get(text, RequestFailedError)(text)

@@ -38,33 +38,28 @@ class WeightsReloadedError(LLMStackError, ValueError):
 
 
 class RequestFailedError(LLMStackError):
-    """One admitted request failed inside the engine; the others go on."""
+    """One admitted request failed inside the engine; the others go on.
+
+    Attributes:
+        TEXT: The text of a request that ends so, where it has no other one.
+    """
+
+    TEXT: ClassVar = "the request failed"
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text or self.TEXT)
 
 
 class NumericalError(RequestFailedError):
-    """The model gave no usable probabilities for a request's next token; sent again, it would do the same.
-
-    Attributes:
-        TEXT: The text of a request that ends so.
-    """
+    """The model gave no usable probabilities for a request's next token; sent again, it would do the same."""
 
     TEXT: ClassVar = "the model gave no usable probabilities for the next token"
 
-    def __init__(self) -> None:
-        super().__init__(self.TEXT)
-
 
 class NoTokenAllowedError(RequestFailedError):
-    """A request's own fields leave no token that may come next; sent again, it would do the same.
-
-    Attributes:
-        TEXT: The text of a request that ends so.
-    """
+    """A request's own fields leave no token that may come next; sent again, it would do the same."""
 
     TEXT: ClassVar = "the fields of this request leave no token that may come next"
-
-    def __init__(self) -> None:
-        super().__init__(self.TEXT)
 
 
 class QuarantinedError(RequestFailedError):
@@ -92,16 +87,9 @@ class QuarantinedError(RequestFailedError):
 
 
 class EngineLostError(RequestFailedError):
-    """The engine core died, and this request cannot go on in another one; sent again, it may well succeed.
-
-    Attributes:
-        TEXT: The text of a request that ends so.
-    """
+    """The engine core died, and this request cannot go on in another one; sent again, it may well succeed."""
 
     TEXT: ClassVar = "the engine core died, and a request of this kind cannot go on in another one"
-
-    def __init__(self) -> None:
-        super().__init__(self.TEXT)
 
 
 class ServerOverloadedError(LLMStackError):
