@@ -1,32 +1,49 @@
-"""Cuts off clients that do not read."""
+"""End of connections whose clients do not read."""
 
 from __future__ import annotations
 
 import asyncio
 
 
-class SendTimer:
-    """Ends a connection whose client has read nothing for a while; a slow one goes on. Runs while writing is paused."""
+class TimedSending(asyncio.Protocol):
+    """Base before one of uvicorn's protocols: ends a connection whose client has read nothing for a while.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
-        self._loop = loop
-        self._timeout_s = timeout_s
-        self._timer: asyncio.TimerHandle | None = None
+    A slow client goes on. The timer runs while writing is paused.
 
-    def start(self, transport: asyncio.Transport) -> None:
-        """Starts to wait for the client to read."""
-        self.stop()
-        num_unsent_bytes = transport.get_write_buffer_size()
-        self._timer = self._loop.call_later(self._timeout_s, self._check, transport, num_unsent_bytes)
+    Attributes:
+        send_timeout_s: Seconds in which a client must have read something.
+    """
 
-    def stop(self) -> None:
-        """Stops to wait for the client."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    send_timeout_s = 60.0
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    _send_timer: asyncio.TimerHandle | None = None
 
-    def _check(self, transport: asyncio.Transport, num_unsent_bytes: int) -> None:
-        if transport.get_write_buffer_size() < num_unsent_bytes:
-            self.start(transport)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_send_timer()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Starts waiting for the client to read."""
+        super().pause_writing()
+        self._start_send_timer()
+
+    def resume_writing(self) -> None:
+        self._stop_send_timer()
+        super().resume_writing()
+
+    def _start_send_timer(self) -> None:
+        self._stop_send_timer()
+        num_unsent_bytes = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(self.send_timeout_s, self._check_sending, num_unsent_bytes)
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _check_sending(self, num_unsent_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < num_unsent_bytes:
+            self._start_send_timer()
         else:
-            transport.abort()
+            self.transport.abort()

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.serving.early_answers import EagerLoop, answering, waited_s
 from llmstack_server.serving.early_refusals import EarlyRefusal
-from llmstack_server.serving.send_timer import SendTimer
+from llmstack_server.serving.send_timer import TimedSending
 from llmstack_server.web.body import LINGER_BYTES, LINGER_S
 from llmstack_server.web.errors import (
     ErrorAnswer,
@@ -51,7 +51,7 @@ MAX_NUM_PIPELINED = 32
 _BLANKS = (b" ", b"\t")
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class LimitedProtocol(TimedSending, HttpToolsProtocol):
     """One connection with limits. uvicorn has such limits for h11 only; httptools accepts 20 MB of headers.
 
     Every byte between the beginning and the end of a request counts: the headers against their limit, the body against
@@ -80,7 +80,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_lingering_bytes = 0
         self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
-        self._send_timer = SendTimer(self.loop, self.send_timeout_s)
         self._socket: socket.socket | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
@@ -92,17 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._send_timer.stop()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Starts waiting for the client to read."""
-        super().pause_writing()
-        self._send_timer.start(self.transport)
-
-    def resume_writing(self) -> None:
-        self._send_timer.stop()
-        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parses bytes; a request beyond a limit ends the connection."""
@@ -216,7 +205,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Hands the connection over, unless an earlier request is still being answered on it."""
         self._stop_timer()
         if self._can_answer():
-            self._send_timer.stop()
+            self._stop_send_timer()
             super().handle_websocket_upgrade()
         else:
             self._close()

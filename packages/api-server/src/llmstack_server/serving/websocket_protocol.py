@@ -9,40 +9,25 @@ from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from wsproto import events
 
 from llmstack_server.options.config import HTTPConfig
-from llmstack_server.serving.send_timer import SendTimer
+from llmstack_server.serving.send_timer import TimedSending
 from llmstack_server.web.websocket import TOO_LARGE
 
 _DROPPED_MESSAGES = 4
 """A message that is so many times as long as allowed ends the connection; a shorter one is dropped and named."""
 
 
-class LimitedWebSocket(WSProtocol):
+class LimitedWebSocket(TimedSending, WSProtocol):
     """One connection whose messages have at most `max_message_bytes`.
 
     A longer one is read to its end without being kept, so that an event can name it.
     """
 
     max_message_bytes = 4 << 20
-    send_timeout_s = 60.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_bytes = 0
         self._parts: list[str | bytes] = []
-        self._send_timer = SendTimer(self.loop, self.send_timeout_s)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._send_timer.stop()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Starts waiting for the client to read."""
-        super().pause_writing()
-        self._send_timer.start(self.transport)
-
-    def resume_writing(self) -> None:
-        self._send_timer.stop()
-        super().resume_writing()
 
     def handle_message(self, event: events.TextMessage | events.BytesMessage) -> None:
         """Collects a message. Reading goes on once the application has asked for the next one."""
