@@ -68,13 +68,7 @@ class DeepseekV3(DeepseekV2):
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         refuse(config, "scoring_func", "sigmoid")
         refuse(config, "topk_method", "noaux_tc")
-        routing = GroupedRouting(
-            num_groups=read_int(config, "n_group", 8),
-            num_group_choices=read_int(config, "topk_group", 4),
-            scaling=read_float(config, "routed_scaling_factor", 2.5),
-            is_corrected=True,
-            is_normalised=read_bool(config, "norm_topk_prob", True),
-        )
+        routing = read_routing(config, num_groups=8, num_group_choices=4, scaling=2.5)
         return read_deepseek({"first_k_dense_replace": 3, "n_shared_experts": 1, **config}, routing)
 
 
@@ -155,6 +149,19 @@ def _read_latent(
         growth=QueryGrowth(beta, int(original)) if beta and original else None,
     )
     return latent, rope
+
+
+def read_routing(
+    config: Mapping[str, Any], num_groups: int | None = 1, num_group_choices: int | None = 1, scaling: float = 1.0
+) -> GroupedRouting:
+    """Choices by corrected sigmoids, among groups of experts. A field whose default is None must be there."""
+    return GroupedRouting(
+        num_groups=read_int(config, "n_group", num_groups),
+        num_group_choices=read_int(config, "topk_group", num_group_choices),
+        scaling=read_float(config, "routed_scaling_factor", scaling),
+        is_corrected=True,
+        is_normalised=read_bool(config, "norm_topk_prob", True),
+    )
 
 
 def read_routed_experts(config: Mapping[str, Any], routing: GroupedRouting) -> ExpertSettings | None:

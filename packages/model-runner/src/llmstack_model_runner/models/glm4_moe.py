@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmstack_model_runner.layers.grouped_routing import GroupedRouting
-from llmstack_model_runner.models.config_values import read_bool, read_float, read_int
-from llmstack_model_runner.models.deepseek import read_routed_experts
+from llmstack_model_runner.models.config_values import read_bool, read_int
+from llmstack_model_runner.models.deepseek import read_routed_experts, read_routing
 from llmstack_model_runner.models.layers_behind import LayersBehind
 from llmstack_model_runner.models.llama import Settings, read_llama
 from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights
@@ -26,20 +25,14 @@ class Glm4Moe(StackedExpertWeights, LayersBehind):
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         config = {**config, **{name: value for name, value in _DEFAULTS.items() if config.get(name) is None}}
-        routing = GroupedRouting(
-            num_groups=read_int(config, "n_group", 1),
-            num_group_choices=read_int(config, "topk_group", 1),
-            scaling=read_float(config, "routed_scaling_factor", 1.0),
-            is_corrected=True,
-            is_normalised=read_bool(config, "norm_topk_prob", True),
-        )
         settings = read_llama(
             config,
             is_partly_rotated=True,
             has_qkv_bias=read_bool(config, "attention_bias", False),
             has_qk_norm=read_bool(config, "use_qk_norm", False),
         )
-        experts, num_dense = read_routed_experts(config, routing), read_int(config, "first_k_dense_replace", least=0)
+        experts = read_routed_experts(config, read_routing(config))
+        num_dense = read_int(config, "first_k_dense_replace", least=0)
         layers = [
             layer if number < num_dense else replace(layer, experts=experts)
             for number, layer in enumerate(settings.layers)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.layers.kimi_delta import KimiDeltaSettings
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
-from llmstack_model_runner.models.deepseek import DeepseekLayerSettings, DeepseekV3, read_deepseek
+from llmstack_model_runner.models.deepseek import DeepseekLayerSettings, DeepseekV3, read_deepseek, read_routing
 from llmstack_model_runner.models.llama import Settings
 from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
 from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights
@@ -98,13 +97,7 @@ class BailingHybrid(StackedExpertWeights, SplitConvolutions, DeepseekV3):
 
 def read_mixed(config: Mapping[str, Any], num_dense: int) -> Settings:
     """Layers with latent attention; which have experts is said by their kinds, or by the number of those before."""
-    routing = GroupedRouting(
-        num_groups=read_int(config, "n_group"),
-        num_group_choices=read_int(config, "topk_group"),
-        scaling=read_float(config, "routed_scaling_factor", 1.0),
-        is_corrected=True,
-        is_normalised=read_bool(config, "norm_topk_prob", True),
-    )
+    routing = read_routing(config, num_groups=None, num_group_choices=None)
     num_layers = read_int(config, "num_hidden_layers")
     kinds = config.get("mlp_layer_types")
     if kinds is None:

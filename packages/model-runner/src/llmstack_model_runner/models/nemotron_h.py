@@ -16,11 +16,11 @@ from llmstack_model_runner.layers.attention_metadata import LayerOutput, LayerSt
 from llmstack_model_runner.layers.draft_heads import needs_draft_head
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import PlainFeedForward
-from llmstack_model_runner.layers.grouped_routing import GroupedRouting
 from llmstack_model_runner.layers.mixer import Mixer, MixerSettings
 from llmstack_model_runner.layers.state_space import StateSpaceSettings
 from llmstack_model_runner.models.bamba import check_state_space, read_step_limits
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
+from llmstack_model_runner.models.deepseek import read_routing
 from llmstack_model_runner.models.draft_head import HeadNames
 from llmstack_model_runner.models.kv_spec import LayerKVSpec, keys_and_values
 from llmstack_model_runner.models.llama import Settings, read_llama
@@ -287,13 +287,7 @@ def _read_latent_size(config: Mapping[str, Any]) -> int:
 
 
 def _read_experts(config: Mapping[str, Any]) -> NemotronExpertSettings:
-    routing = GroupedRouting(
-        num_groups=read_int(config, "n_group", 1),
-        num_group_choices=read_int(config, "topk_group", 1),
-        scaling=read_float(config, "routed_scaling_factor", 1.0),
-        is_corrected=True,
-        is_normalised=read_bool(config, "norm_topk_prob", True),
-    )
+    routing = read_routing(config)
     num_experts, num_choices = read_int(config, "n_routed_experts", 8), read_int(config, "num_experts_per_tok", 2)
     routing.check(num_experts, num_choices)
     latent_size = _read_latent_size(config)

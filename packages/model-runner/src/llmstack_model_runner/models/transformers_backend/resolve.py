@@ -58,19 +58,23 @@ def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTraine
     Raises:
         UnsupportedByTransformersError: The model is unknown, not a decoder, or has no pluggable attention.
     """
-    architecture = str((config.get("architectures") or ["?"])[0])
-    model_type = str(config.get("model_type", ""))
-    if architecture not in names_of(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())):
-        is_known = is_known_to_transformers(architecture)
-        reason = why_unknown(config, model_type, "causal language model", is_known=is_known)
-        raise UnsupportedByTransformersError(architecture, reason)
-    model_config = parse_config(config, architecture, model_type)
+    architecture, model_config = _parsed(config, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "causal language model")
     model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
     refusal = _why_refused(model_config, model_class)
     if refusal is not None:
         raise UnsupportedByTransformersError(architecture, refusal)
     register_attention()
     return model_config, model_class
+
+
+def _parsed(config: Mapping[str, Any], type_to_names: Mapping[str, Any], kind: str) -> tuple[str, PreTrainedConfig]:
+    """The class's name and the configuration of a model of a kind that the installed transformers has."""
+    architecture = str((config.get("architectures") or ["?"])[0])
+    model_type = str(config.get("model_type", ""))
+    if architecture not in names_of(type_to_names.get(model_type, ())):
+        is_known = any(architecture in names_of(value) for value in type_to_names.values())
+        raise UnsupportedByTransformersError(architecture, why_unknown(config, model_type, kind, is_known=is_known))
+    return architecture, parse_config(config, architecture, model_type)
 
 
 def is_known_encoder_decoder(architecture: str) -> bool:
@@ -84,13 +88,8 @@ def resolve_encoder_decoder(config: Mapping[str, Any]) -> tuple[PreTrainedConfig
     Raises:
         UnsupportedByTransformersError: The model is unknown, or not of text alone.
     """
-    architecture = str((config.get("architectures") or ["?"])[0])
-    model_type = str(config.get("model_type", ""))
-    if architecture not in names_of(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())):
-        is_known = is_known_encoder_decoder(architecture)
-        reason = why_unknown(config, model_type, "encoder with a decoder", is_known=is_known)
-        raise UnsupportedByTransformersError(architecture, reason)
-    model_config = parse_config(config, architecture, model_type)
+    names = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    architecture, model_config = _parsed(config, names, "encoder with a decoder")
     model_class: type[PreTrainedModel] = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(model_config)]
     if not getattr(model_config, "is_encoder_decoder", False) or model_config.get_text_config() is not model_config:
         raise UnsupportedByTransformersError(architecture, "it is not an encoder of text with a decoder alone")
