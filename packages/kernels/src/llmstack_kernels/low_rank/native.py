@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from llmstack_kernels.low_rank import reference
@@ -22,22 +24,8 @@ def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots | Expert
     name = f"low_rank_add_{DTYPE_TO_SUFFIX[x.dtype]}"
     if y.dtype != x.dtype:
         name += "_f32"
-    max_rank, words = slots.max_rank_of(layer), slots.words_of(layer)
-    reduced = x.new_empty((x.shape[0], MAX_PARTS, max_rank), dtype=torch.float32)
-    require_library().function(name, *_ARGUMENTS)(
-        x.data_ptr(),
-        x.stride(0),
-        x.shape[1],
-        y.data_ptr(),
-        y.shape[1],
-        words.data_ptr(),
-        words.stride(0),
-        slots.rows.data_ptr(),
-        slots.tiles.data_ptr(),
-        slots.num_tiles.data_ptr(),
-        reduced.data_ptr(),
-        max_rank,
-    )
+    inputs = (x.data_ptr(), x.stride(0), x.shape[1])
+    _add(require_library().function(name, *_ARGUMENTS), inputs, len(x), y, slots, layer)
 
 
 def add_low_rank_to_embedding_(
@@ -47,22 +35,26 @@ def add_low_rank_to_embedding_(
     if y.dtype not in DTYPE_TO_SUFFIX:
         reference.add_low_rank_to_embedding_(y, ids, slots, layer, num_ids)
         return
-    max_rank, words = slots.max_rank_of(layer), slots.words_of(layer)
-    reduced = y.new_empty((y.shape[0], MAX_PARTS, max_rank), dtype=torch.float32)
     name = f"low_rank_add_to_embedding_{DTYPE_TO_SUFFIX[y.dtype]}"
-    require_library().function(name, *_EMBEDDING_ARGUMENTS)(
-        ids.data_ptr(),
-        num_ids,
-        y.data_ptr(),
-        y.shape[1],
-        words.data_ptr(),
-        words.stride(0),
-        slots.rows.data_ptr(),
-        slots.tiles.data_ptr(),
-        slots.num_tiles.data_ptr(),
-        reduced.data_ptr(),
-        max_rank,
-    )
+    function = require_library().function(name, *_EMBEDDING_ARGUMENTS)
+    _add(function, (ids.data_ptr(), num_ids), len(y), y, slots, layer)
+
+
+def _add(
+    function: Callable[..., None],
+    inputs: tuple[int, ...],
+    num_rows: int,
+    y: torch.Tensor,
+    slots: LowRankSlots | ExpertRows,
+    layer: int,
+) -> None:
+    """Calls `function` with its inputs, `num_rows` of them, the outputs `y` and the adapters of a layer."""
+    max_rank, words = slots.max_rank_of(layer), slots.words_of(layer)
+    reduced = y.new_empty((num_rows, MAX_PARTS, max_rank), dtype=torch.float32)
+    function(
+        *inputs, y.data_ptr(), y.shape[1], words.data_ptr(), words.stride(0), slots.rows.data_ptr(),
+        slots.tiles.data_ptr(), slots.num_tiles.data_ptr(), reduced.data_ptr(), max_rank,
+    )  # fmt: skip
 
 
 def activate_rounded(x: torch.Tensor, activation: str, dtype: torch.dtype) -> torch.Tensor:
