@@ -22,8 +22,6 @@ CACHES_MODULE = "llmstack_kernels.caches"
 LEAST_FREE_BYTES = 1 << 30
 """Below this, the server, PyTorch and a small model may not fit beside one another."""
 
-_GPU_TORCH = "pip install --force-reinstall torch (from the index of packages, whose build has CUDA)"
-
 
 def system() -> Iterator[Finding]:
     """Operating system and interpreter."""

@@ -53,15 +53,9 @@ class RequestTransfers(Stage):
     """Exports the prompts of finished requests, and holds requests until their blocks have arrived.
 
     Others overtake those that wait. Whatever goes wrong with an import, the request is then computed as any other.
-
-    Attributes:
-        num_failed_imports: Counter of requests that are computed instead.
-        num_imported_blocks: Counter of blocks.
     """
 
     def __init__(self, parts: TransferParts, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_failed_imports = 0
-        self.num_imported_blocks = 0
         self._config, self._transfer, self._runner, self._tags = parts
         self._scheduler = scheduler
         self._clock = clock
@@ -179,7 +173,6 @@ class RequestTransfers(Stage):
         if block_ids or state_id:
             first = num_tokens // self._block_size - len(block_ids)
             self._runner.write_kv_blocks(block_ids, data, first, state_id)
-            self.num_imported_blocks += len(block_ids)
             self._num_imported[request.request_id] = len(block_ids) * self._block_size
 
     def _with_imported(self, output: EngineCoreOutput) -> EngineCoreOutput:
@@ -209,7 +202,6 @@ class RequestTransfers(Stage):
         return output._replace(kv_transfer=KVTransferParams(False, True, engine_id, transfer_id, num_tokens))
 
     def _give_up(self, request: EngineCoreRequest, reason: str) -> bool:
-        self.num_failed_imports += 1
         logger.warning("the prompt of request %s is computed, not imported: %s", request.request_id[:64], reason)
         return False
 

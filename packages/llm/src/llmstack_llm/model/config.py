@@ -46,7 +46,6 @@ class ModelConfig:
         max_model_len: Prompt and output together, in tokens.
         vocab_size: Width of the logits.
         dtype: As asked for; `auto` is the checkpoint's.
-        checkpoint_dtype: The type that `config.json` names; None where it names none.
         default_sampling: Field of `SamplingParams` to the default, the model's own or one given in its place.
         beam_defaults: Of beam searches, beside these.
         hf_config: All of `config.json`.
@@ -64,7 +63,6 @@ class ModelConfig:
     tokenizer_path: Path | None = None
     max_position_embeddings: int | None = None
     dtype: str = "auto"
-    checkpoint_dtype: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -150,11 +148,11 @@ def load_model_config(
     form = file_form or ANY_FORM
     path = resolve_model(model, revision, mmproj, form)
     other = None if tokenizer == model else tokenizer
-    folder = path if other is None or skip_tokenizer_init else _tokenizer_folder(other, tokenizer_revision)
-    tokenizer_path = None if skip_tokenizer_init else converted_folder(folder, form.tokenizer)
+    tokenizer_path = None
+    if not skip_tokenizer_init:
+        tokenizer_path = converted_folder(_tokenizer_folder(other, tokenizer_revision, path), form.tokenizer)
     config = read_model_config(path, hf_overrides)
-    architecture = _architecture(config)
-    text_config = _text_config(config)
+    architecture, text_config = _architecture(config), _text_config(config)
     generation, vocab_size = read_generation_config(path), _vocab_size(text_config)
     num_positions = _num_positions(text_config)
     # As in transformers, what counts for beams is in the first file, unless there is none.
@@ -170,7 +168,6 @@ def load_model_config(
         tokenizer_path=tokenizer_path,
         max_position_embeddings=num_positions,
         dtype=dtype,
-        checkpoint_dtype=config.get("dtype") or config.get("torch_dtype"),
         eos_token_ids=special_ids("eos_token_id", generation, text_config, tokenizer_path),
         bos_token_id=next(iter(special_ids("bos_token_id", generation, text_config, tokenizer_path)), None),
         default_sampling=sampling_defaults(generation, generation_config, override_generation_config),
@@ -182,13 +179,12 @@ def load_model_config(
     )
 
 
-def _tokenizer_folder(tokenizer: str, revision: str | None) -> Path:
+def _tokenizer_folder(tokenizer: str | None, revision: str | None, model_path: Path) -> Path:
+    """The model's folder, or one that is named; a tokenizer's needs no config.json."""
     from llmstack_model_files import resolve_model
 
-    folder = Path(tokenizer).expanduser()
-    return (
-        folder if folder.is_dir() else resolve_model(tokenizer, revision)
-    )  # a tokenizer's folder needs no config.json
+    folder = model_path if tokenizer is None else Path(tokenizer).expanduser()
+    return folder if tokenizer is None or folder.is_dir() else resolve_model(tokenizer, revision)
 
 
 def _architecture(config: Mapping[str, object]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from llmstack_server.web.api_types import ResponseUsage
+
 
 class _Answer(TypedDict):
     """The name of the question, null where it has none."""
@@ -51,32 +53,9 @@ class ScoreAnswer(_Answer):
     confidence: float
 
 
-class DecisionInputDetails(TypedDict):
-    """Prompt tokens that the prefix cache had, and those that were computed into it."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class DecisionOutputDetails(TypedDict):
-    """Nothing is thought here."""
-
-    reasoning_tokens: int
-
-
-class DecisionUsage(TypedDict):
-    """Tokens of the prompts of all questions."""
-
-    input_tokens: int
-    input_tokens_details: DecisionInputDetails
-    output_tokens: int
-    output_tokens_details: DecisionOutputDetails
-    total_tokens: int
-
-
 class Decision(TypedDict):
     """The answers in the order of the questions."""
 
     model: str
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
-    usage: DecisionUsage
+    usage: ResponseUsage
