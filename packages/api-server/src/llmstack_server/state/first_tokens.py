@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -234,8 +234,7 @@ class FirstTokens:
         num_engines, kept_share = len(self._engines), 1.0 - engine.found_share
         num_reported = load.num_waiting * num_engines
         latest_s = now_s + IMPLIED_DEADLINE_S if wanted_s is None else wanted_s
-        waiting: Counter[str] = Counter()
-        coming: Counter[str] = Counter()
+        waiting, coming = defaultdict[str, int](int), defaultdict[str, int](int)
         num_own_later = num_requests = 0
         coming_s = now_s
         for request in islice(reversed(self.queued.values()), MAX_NUM_COUNTED):
@@ -275,6 +274,6 @@ def _wanted_s(request: PendingRequest, submitted_s: float) -> float:
     return submitted_s + IMPLIED_DEADLINE_S if request.wanted_s is None else request.wanted_s
 
 
-def _within(tenant_to_tokens: Counter[str], tenant: str, share: int) -> int:
+def _within(tenant_to_tokens: Mapping[str, int], tenant: str, share: int) -> int:
     """The tokens of a tenant, and those of each other one up to a share."""
     return sum(number if name == tenant else min(number, share) for name, number in tenant_to_tokens.items())

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from llmstack_engine_client.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.state.first_tokens import FirstTokens, Lateness, PendingRequest
-from llmstack_server.state.queue_wait import QueueState, predict_wait
+from llmstack_server.state.queue_wait import MAX_WAIT_S, QueueState, predict_wait
 from llmstack_server.state.request_sizes import SMOOTHING, RequestSizes
 from llmstack_types import EngineReady, SamplingParams, SchedulerStats
 
@@ -193,17 +193,14 @@ class QueueMonitor:
             return 0.0  # it is part of the next step
         is_rated = any(engine.tokens_per_s is not None for engine in self._engines.values())
         if ahead.is_calibrated and not (is_rated and ahead.is_blocked):
-            return predict_wait(QueueState(quantum=self._quantum, predict=self._predict_wait), tokens, tenant)
+            prediction = ahead.predict(1, tokens, tenant, None, self._clock())
+            return None if prediction is None else min(prediction.wait_s, MAX_WAIT_S)
         return predict_wait(self.state(), tokens, tenant) if is_rated else None
 
     def seconds_after_wait(self, num_tokens: int) -> float:
         """Seconds from the end of its wait to the first token of a request with so many tokens in the queue."""
         num_prompt_tokens = max(num_tokens - int(self.sizes.num_output_tokens), 1)
         return self.first_tokens.own_seconds(num_prompt_tokens, self._clock())
-
-    def _predict_wait(self, tokens: int, tenant: str) -> float | None:
-        prediction = self.first_tokens.predict(1, tokens, tenant, None, self._clock())
-        return None if prediction is None else prediction.wait_s
 
     def predict_first_token(
         self, num_prompt_tokens: int, num_tokens: int, tenant: str, left_s: float | None = None

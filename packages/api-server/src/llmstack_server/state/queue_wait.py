@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MAX_WAIT_S = 86_400.0
@@ -18,8 +18,6 @@ class QueueState:
         tenant_to_tokens: The tokens of each tenant; the smallest tenants may be missing.
         quantum: Tokens that a tenant is admitted with in each round; 0 where requests go by arrival.
         age_s: Seconds since the state was reported.
-        predict: Predicts the wait of so many tokens of a tenant by the measured costs of steps; None where these are
-            not known, or do not decide: where requests wait for places or blocks.
     """
 
     tokens_per_s: float | None = None
@@ -27,15 +25,10 @@ class QueueState:
     tenant_to_tokens: Mapping[str, int] = field(default_factory=dict)
     quantum: int = 0
     age_s: float = 0.0
-    predict: Callable[[int, str], float | None] | None = None
 
 
 def predict_wait(state: QueueState, tokens: int, tenant: str) -> float | None:
     """Seconds until a new request of `tokens` tokens would be admitted; None where nothing was measured."""
-    if state.predict is not None:
-        wait_s = state.predict(tokens, tenant)
-        if wait_s is not None:
-            return min(wait_s, MAX_WAIT_S)
     if state.tokens_per_s is None:
         return None
     num_tokens = tokens_before(state, tokens, tenant)

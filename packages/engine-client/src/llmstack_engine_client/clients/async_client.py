@@ -143,7 +143,8 @@ class AsyncClient(AsyncClosing, ABC):
         """
         if self._mailbox.outputs:
             return self._mailbox.outputs.popleft()
-        self._mailbox.check_alive()
+        if self._mailbox.death is not None:
+            self._mailbox.check_alive()
         return None
 
     def listen(self, on_news: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
@@ -67,10 +67,11 @@ class LinearCostModel:
     context_token_s: float = 39e-9
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if type(value) not in (int, float) or value < 0 or not isfinite(value):
+        weights = (self.base_s, self.prefill_token_s, self.decode_row_s, self.context_token_s)
+        for name, weight in zip(self.__slots__, weights, strict=True):  # each request scales a model: no `asdict`
+            if type(weight) not in (int, float) or weight < 0 or not isfinite(weight):
                 raise SimulationError(f"{name} must be a number of 0 or more")
-        if not any(asdict(self).values()):
+        if not any(weights):
             raise SimulationError("a step must take some time")
 
     def step_s(self, work: StepWork) -> float:

@@ -51,6 +51,7 @@ class EnginePredictor:
         self.known_places: Places | None = None
         self._num_queries = self._num_hits = self._mean_s = 0.0
         self._speed = Speed()
+        self._model: LinearCostModel | None = None  # at the speed after the last step, once it was needed
         self._num_rows = self._num_drafts = self._num_accepted = 0.0
         self._num_arrived = self._num_squares = self._arrivals_s = 0.0
 
@@ -61,7 +62,7 @@ class EnginePredictor:
         is no measure, since nothing was to be done or its report is missing.
         """
         last, load = self._last, self.load
-        self._last, self.known_places = stats, None
+        self._last, self.known_places, self._model = stats, None, None
         num_context = (stats.num_blocks - stats.num_free_blocks) * self.block_size
         self.load = EngineLoad(
             end_s,
@@ -133,10 +134,11 @@ class EnginePredictor:
         where they get their places in another order.
         `num_queued`: Requests without a first token.
         """
-        model = self.costs.model()
+        if self._model is None and (fitted := self.costs.model()) is not None:
+            self._model = self._speed.scaled(fitted)
+        model = self._model
         if model is None:
             return None
-        model = self._speed.scaled(model)
         max_num_rows, places = self._limits.max_num_rows, None
         if progress is not None and self.load.num_running + self.load.num_waiting + num_queued >= max_num_rows:
             places = self._places_now(progress)

@@ -182,7 +182,7 @@ def first_token(
     """
     if limits.shorter_prompts_first:
         load = limits.load_before(load, num_tokens)
-    steps = _Steps(load, limits, model)
+    steps = _Steps(load, limits, model, min(load.num_running, limits.max_num_rows))
     budget, num_before = steps.budget, load.num_prefill_tokens + before.num_waiting + before.num_coming
     shared = limits.shared_tokens(budget, num_before, before.num_requests)
     begins_s, num_left = _after_step_under_way(steps, shared, before, now_s)
@@ -198,7 +198,7 @@ def first_token(
     elif num_too_many > 0 and departures_per_s > 0:
         begins_s = max(begins_s, load.end_s + num_too_many / departures_per_s)
     wait_s = max(begins_s - now_s, 0.0)
-    num_further_steps, num_last = _own_steps(steps, num_tokens, num_others)
+    num_further_steps, num_last = _own_steps(budget, limits.max_num_row_tokens, num_tokens, num_others)
     until_s = wait_s + num_further_steps * steps.seconds(budget, num_computed)
     num_computed = num_left + num_tokens - num_last
     last_s = steps.seconds(num_last, num_computed)
@@ -214,10 +214,7 @@ class _Steps(NamedTuple):
     load: EngineLoad
     limits: StepLimits
     model: CostModel
-
-    @property
-    def num_rows(self) -> int:
-        return min(self.load.num_running, self.limits.max_num_rows)
+    num_rows: int
 
     @property
     def budget(self) -> int:
@@ -257,10 +254,10 @@ def _after_step_under_way(steps: _Steps, shared: int, before: QueuedTokens, now_
     return now_s, num_left
 
 
-def _own_steps(steps: _Steps, num_tokens: int, num_others: int) -> tuple[int, int]:
+def _own_steps(budget: int, max_num_row_tokens: int | None, num_tokens: int, num_others: int) -> tuple[int, int]:
     """Steps of its prompt before the last one, and the tokens of that; the first has `num_others` tokens of others."""
-    own_budget = min(steps.budget, steps.limits.max_num_row_tokens or steps.budget)
-    num_first = min(steps.budget - num_others, own_budget)
+    own_budget = min(budget, max_num_row_tokens or budget)
+    num_first = min(budget - num_others, own_budget)
     if num_tokens <= num_first:
         return 0, num_others + num_tokens
     num_further_steps = -(-(num_tokens - num_first) // own_budget)
