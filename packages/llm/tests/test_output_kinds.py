@@ -35,6 +35,8 @@ def test_prompt_tokens_wait_until_their_first_token():
     assert bench.outputs.num_waiting_prompt_tokens() == 10
     bench.say("x", "a")
     assert bench.outputs.num_waiting_prompt_tokens() == 6
+    bench.outputs.abort_requests(["b"])
+    assert bench.outputs.num_waiting_prompt_tokens() == 0
 
 
 def test_what_is_in_flight_is_known_with_its_tokens_and_its_limit():

@@ -10,7 +10,14 @@ from itertools import islice
 
 from llmstack_llm.outputs.collector import ObservedCollector, RequestOutputCollector
 from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest, notify
-from llmstack_llm.outputs.request_state import CompletionState, RequestState, StepTimes, logprobs_dict, split
+from llmstack_llm.outputs.request_state import (
+    CompletionState,
+    RequestState,
+    StepTimes,
+    count_tokens,
+    logprobs_dict,
+    split,
+)
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats, between
 from llmstack_llm.pooling.states import PoolingCollector, PoolingStates
 from llmstack_llm.request_errors import failure_of
@@ -63,6 +70,7 @@ class OutputProcessor:
         self.observers = tuple(observers)
         self.pooling = PoolingStates()
         self.request_id_to_state: dict[str, RequestState] = {}
+        self._waiting: dict[str, RequestState] = {}  # those that have no output yet
         self.request_id_to_completion: dict[str, CompletionState] = {}
         self._step_times = StepTimes()
         self._num_aborted = 0
@@ -104,13 +112,9 @@ class OutputProcessor:
         ]
 
     def num_waiting_prompt_tokens(self, tenant: str | None = None) -> int:
-        """Prompt tokens of requests that have no output yet, of one tenant or of all; linear in the requests."""
-        states = self.request_id_to_state.values()
-        waiting = [
-            len(state.prompt_token_ids)
-            for state in states
-            if state.metrics.first_token_time_s is None and tenant in (None, state.tenant)
-        ]
+        """Prompt tokens of requests that have no output yet, of one tenant or of all; linear in these requests."""
+        states = self._waiting.values()
+        waiting = [len(state.prompt_token_ids) for state in states if tenant in (None, state.tenant)]
         pooling = [one.request for one in self.pooling.request_id_to_state.values()]
         waiting += [len(one.prompt_token_ids) for one in pooling if tenant in (None, one.tenant)]
         return sum(waiting)
@@ -140,7 +144,7 @@ class OutputProcessor:
         params = admitted.sampling_params
         parent = RequestState(request_id, admitted, requests, collector, self._step_times, prompt_index)
         matcher = StopStringMatcher(params.stop_strings) if params.stop else None
-        self.request_id_to_state[request_id] = parent
+        self.request_id_to_state[request_id] = self._waiting[request_id] = parent
         for index, request in enumerate(requests):
             self.request_id_to_completion[request.request_id] = self._completion(parent, index, request, matcher)
         if isinstance(collector, ObservedCollector):
@@ -301,7 +305,8 @@ class OutputProcessor:
         if output.kv_transfer is not None:
             parent.take_transfer(output.kv_transfer, processed.iteration_stats)
         if output.new_token_ids:
-            _count_tokens(completion, len(output.new_token_ids), timestamp_s, processed.iteration_stats)
+            stats, num_tokens = processed.iteration_stats, len(output.new_token_ids)
+            count_tokens(completion, num_tokens, timestamp_s, stats, self._waiting)
         if not completion.is_prompt_only and completion.append_all(output):
             completion.finish_with_stop_string()
             if output.finish_reason is None:
@@ -344,6 +349,7 @@ class OutputProcessor:
         completion.parent.num_unfinished -= 1
         if completion.parent.num_unfinished == 0:
             del self.request_id_to_state[completion.parent.request_id]
+            self._waiting.pop(completion.parent.request_id, None)
             if completion.parent.on_end is not None:
                 completion.parent.on_end()
 
@@ -356,23 +362,6 @@ def _process_tokens(
     parts = (part for part in split(output) if completion.finish_reason is None)
     news = [process(completion, part, timestamp_s, processed) for part in parts]
     return any(news)
-
-
-def _count_tokens(completion: CompletionState, num_tokens: int, timestamp_s: float, stats: IterationStats) -> None:
-    metrics = completion.parent.metrics
-    stats.num_generation_tokens += num_tokens
-    metrics.num_generation_tokens += num_tokens
-    if completion.last_token_time_s is None:
-        completion.first_token_time_s = timestamp_s
-        stats.time_to_first_tokens_s.append(timestamp_s - metrics.arrival_time_s)
-        if metrics.first_token_time_s is None:
-            metrics.first_token_time_s = timestamp_s
-            stats.num_prompt_tokens += len(completion.parent.prompt_token_ids)
-            if completion.parent.on_first_token is not None:
-                completion.parent.on_first_token(timestamp_s - metrics.arrival_time_s)
-    else:
-        stats.inter_token_latencies_s.append(timestamp_s - completion.last_token_time_s)
-    completion.last_token_time_s = metrics.last_token_time_s = timestamp_s
 
 
 def _count_finished(completion: CompletionState, timestamp_s: float, stats: IterationStats) -> None:

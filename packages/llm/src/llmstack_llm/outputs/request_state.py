@@ -326,3 +326,25 @@ class CompletionState:
             return False
         self._text_parts.append(stop.append(text))
         return stop.matched is not None
+
+
+def count_tokens(
+    completion: CompletionState, num_tokens: int, timestamp_s: float, stats: IterationStats,
+    waiting: dict[str, RequestState],
+) -> None:  # fmt: skip
+    """Counts the tokens of an output; with its first one a request leaves those that wait."""
+    metrics = completion.parent.metrics
+    stats.num_generation_tokens += num_tokens
+    metrics.num_generation_tokens += num_tokens
+    if completion.last_token_time_s is None:
+        completion.first_token_time_s = timestamp_s
+        stats.time_to_first_tokens_s.append(timestamp_s - metrics.arrival_time_s)
+        if metrics.first_token_time_s is None:
+            metrics.first_token_time_s = timestamp_s
+            del waiting[completion.parent.request_id]
+            stats.num_prompt_tokens += len(completion.parent.prompt_token_ids)
+            if completion.parent.on_first_token is not None:
+                completion.parent.on_first_token(timestamp_s - metrics.arrival_time_s)
+    else:
+        stats.inter_token_latencies_s.append(timestamp_s - completion.last_token_time_s)
+    completion.last_token_time_s = metrics.last_token_time_s = timestamp_s

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from llmstack_llm.text.tokenizer import Tokenizer
     from llmstack_model_files.token_bytes import TokenBytes
 
@@ -55,7 +54,7 @@ def make_detokenizer(
         added = (
             {} if skip_special_tokens or spaces_between_special_tokens else tokenizer.backend.get_added_tokens_decoder()
         )
-        return WindowDetokenizer(tokenizer.backend, skipped, {key: token.content for key, token in added.items()})
+        return WindowDetokenizer(tokenizer, skipped, {key: token.content for key, token in added.items()})
     if table.is_byte_level:
         return ByteLevelDetokenizer(table, skipped)
     return ByteFallbackDetokenizer(table, skipped, num_stripped=0 if is_continuation else table.num_stripped)
@@ -142,9 +141,10 @@ class WindowDetokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, skipped: Collection[int], unspaced: Mapping[int, str] = _NO_TOKENS
+        self, tokenizer: Tokenizer, skipped: Collection[int], unspaced: Mapping[int, str] = _NO_TOKENS
     ) -> None:
-        self._backend = backend
+        self._decode = functools.partial(tokenizer.backend.decode, skip_special_tokens=False)
+        self._texts = tokenizer.token_texts
         self._skipped = skipped
         self._unspaced = unspaced
         self._is_after_unspaced = False
@@ -153,7 +153,7 @@ class WindowDetokenizer:
         self._num_prefix_tokens = 0
 
     def append(self, token_id: int) -> str:
-        if token_id in self._skipped or self._backend.id_to_token(token_id) is None:
+        if token_id in self._skipped or self._texts[token_id] is None:
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)
@@ -177,12 +177,9 @@ class WindowDetokenizer:
     def _advance(self, text: str) -> None:
         """Drops what lies before the newest tokens, unless those alone are no text: the next would seem first."""
         newest = self._window[self._num_prefix_tokens :]
-        newest_text = self._decode(newest)
+        newest_text = self._texts[newest[0]] if len(newest) == 1 else self._decode(newest)
         if newest_text:
             self._window, self._prefix_text = newest, newest_text
         else:
             self._prefix_text = text
         self._num_prefix_tokens = len(self._window)
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._backend.decode(token_ids, skip_special_tokens=False)

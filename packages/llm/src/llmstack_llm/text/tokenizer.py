@@ -33,6 +33,19 @@ class TokenizerError(LLMStackError):
     """The folder has no tokenizer that can be used; the text says why in one sentence."""
 
 
+class TokenTexts(dict[int, str | None]):
+    """Token id to the text of the token alone, None for an id without a token; filled as it is asked."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def __missing__(self, token_id: int) -> str | None:
+        has_token = self._backend.id_to_token(token_id) is not None
+        text = self[token_id] = self._backend.decode([token_id], skip_special_tokens=False) if has_token else None
+        return text
+
+
 class Tokenizer:
     """Text to token ids and back. Safe to use from several threads.
 
@@ -78,6 +91,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest id, special tokens included."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @functools.cached_property
+    def token_texts(self) -> TokenTexts:
+        """The text of each token alone, for all streams together."""
+        return TokenTexts(self.backend)
 
     @functools.cached_property
     def max_chars_per_token(self) -> int | None:
