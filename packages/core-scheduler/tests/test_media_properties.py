@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from core_scheduler_helpers.stepped_machine import SteppedMachine
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from llmstack_core_scheduler import AlwaysSwap, Scheduler, SchedulerConfig
-from llmstack_core_scheduler.testing import FakeEncoder, FakeModelRunner, next_token, seen_ids
+from llmstack_core_scheduler.testing import FakeEncoder, FakeModelRunner
 from llmstack_types import EngineCoreRequest, InvalidRequestError, MediaItem, MediaSpec, SamplingParams
 
 kv_cache = pytest.importorskip("llmstack_kv_cache")
@@ -19,9 +20,7 @@ KINDS = st.sampled_from(["image", "image", "embeds"])
 ITEMS = st.lists(st.tuples(KINDS, st.integers(0, 4), st.integers(0, 6), st.integers(1, MOST)), max_size=3)
 
 
-class MediaMachine(RuleBasedStateMachine):
-    """Schedule, execute and update are rules of their own, so that all else falls in between, and steps overlap."""
-
+class MediaMachine(SteppedMachine):
     @initialize(
         num_blocks=st.integers(4, 40),
         max_num_seqs=st.integers(1, 6),
@@ -110,33 +109,6 @@ class MediaMachine(RuleBasedStateMachine):
                 assert len(rows) >= len(self.scheduler.running) - len(waits)
         self.under_way.append((scheduled, self.runner.execute_model(scheduled)))
 
-    @precondition(lambda self: self.under_way)
-    @rule()
-    def update(self):
-        for message in self.scheduler.update_from_output(*self.under_way.pop(0), 0.0).outputs:
-            request, answer = self.requests[message.request_id], self.answers[message.request_id]
-            seen = seen_ids(request.prompt_token_ids, request.media)
-            for token_id in message.new_token_ids:
-                assert token_id == next_token(seen + answer)
-                answer.append(token_id)
-            if message.finish_reason is not None:
-                assert len(answer) == 5
-                del self.requests[message.request_id]
-
-    @rule(number=st.integers(0, 12))
-    def abort(self, number):
-        self.scheduler.abort_requests([str(number)])
-        self.requests.pop(str(number), None)
-
-    @rule()
-    def reset_prefix_cache(self):
-        assert self.scheduler.reset_prefix_cache() == (not self.scheduler.running)
-
-    @invariant()
-    def every_request_is_in_one_state(self):
-        running, waiting = list(self.scheduler.running), list(self.scheduler.waiting)
-        assert sorted(r.request_id for r in running + waiting) == sorted(self.requests)
-
     @invariant()
     def the_encoder_keeps_its_room(self):
         cache = self.scheduler._encoding.cache
@@ -146,19 +118,6 @@ class MediaMachine(RuleBasedStateMachine):
         assert self.encoder.most_tokens <= cache.num_tokens
         begun = [number for number, one in entries.items() if not one.is_ready]
         assert begun in ([], [self.scheduler._encoding._begun])
-
-    def teardown(self):
-        if not hasattr(self, "scheduler"):
-            return
-        for _ in range(5000):
-            while self.under_way:
-                self.update()
-            if not self.scheduler.has_unfinished_requests():
-                break
-            self.schedule()
-        assert not self.requests
-        assert self.runner.request_ids == []
-        assert self.manager.num_free_blocks == self.manager.num_blocks
 
 
 TestMediaMachine = MediaMachine.TestCase

@@ -2,9 +2,10 @@
 
 import pytest
 from core_scheduler_helpers.places import Places, Yields, wrong_counts
+from core_scheduler_helpers.stepped_machine import SteppedMachine
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from llmstack_core_scheduler import AlwaysSwap, RequestStatus, Scheduler, SchedulerConfig
 from llmstack_core_scheduler.testing import FakeModelRunner, next_token
@@ -25,9 +26,7 @@ class SometimesRight:
         return [right, right, right] if token_ids[-1] % 2 else [right, next_token([*token_ids, right])]
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """Schedule, execute and update are rules of their own, so that all else falls in between, and steps overlap."""
-
+class SchedulerMachine(SteppedMachine):
     @initialize(
         num_blocks=st.integers(2, 50),
         block_size=st.integers(1, 64),
@@ -140,32 +139,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert rows[0].request_id == oldest
         self.under_way.append((scheduled, self.runner.execute_model(scheduled)))
 
-    @precondition(lambda self: self.under_way)
-    @rule()
-    def update(self):
-        outputs = self.scheduler.update_from_output(*self.under_way.pop(0), 0.0).outputs
-        for message in outputs:
-            request, answer = self.requests[message.request_id], self.answers[message.request_id]
-            for token_id in message.new_token_ids:
-                assert token_id == next_token(request.prompt_token_ids + answer)
-                answer.append(token_id)
-            if message.finish_reason is not None:
-                assert len(answer) == request.sampling_params.max_tokens
-                del self.requests[message.request_id]
-
-    @rule(number=st.integers(0, 25))
-    def abort(self, number):
-        self.scheduler.abort_requests([str(number)])
-        self.requests.pop(str(number), None)
-
-    @rule()
-    def reset_prefix_cache(self):
-        assert self.scheduler.reset_prefix_cache() == (not self.scheduler.running)
-
     @invariant()
-    def every_request_is_in_one_state(self):
+    def every_status_is_that_of_its_queue(self):
         running, waiting = list(self.scheduler.running), list(self.scheduler.waiting)
-        assert sorted(r.request_id for r in running + waiting) == sorted(self.requests)
         assert all(r.status is RequestStatus.RUNNING for r in running)
         states = (RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.YIELDED)
         assert all(r.status in states for r in waiting)
@@ -182,18 +158,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.manager.num_free_blocks == self.manager.num_blocks - len(held)
 
     def teardown(self):
-        if not hasattr(self, "scheduler"):
-            return
-        for _ in range(5000):
-            while self.under_way:
-                self.update()
-            if not self.scheduler.has_unfinished_requests():
-                break
-            self.schedule()
-        assert not self.requests
-        assert self.runner.request_ids == []
-        assert self.manager.num_free_blocks == self.manager.num_blocks
-        assert self.manager.num_free_host_blocks == self.num_host_blocks
+        super().teardown()
+        if hasattr(self, "scheduler"):
+            assert self.manager.num_free_host_blocks == self.num_host_blocks
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -20,23 +20,11 @@ def real_manager(num_blocks, block_size, num_host_blocks):
     return kv_cache.KVCacheManager(num_blocks, block_size, num_host_blocks=num_host_blocks)
 
 
-@cache
-def run_once(seed):
+def run_plain(seed):
     return run_seed(seed, real_manager)
 
 
-@pytest.mark.parametrize("first_seed", range(0, 300, 50))
-def test_every_answer_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 50):
-        run_once(seed)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("first_seed", range(300, 10_300, 500))
-def test_every_answer_of_10_000_runs_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 500):
-        run_seed(seed, real_manager)
+run_once = cache(run_plain)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -84,34 +72,6 @@ def run_stages(seed):
     return run_seed(seed, real_manager, num_stages=num_stages) if seed % 2 else run_windows(seed, num_stages)
 
 
-@pytest.mark.parametrize("first_seed", range(0, 100, 50))
-def test_every_answer_of_a_model_in_several_stages_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 50):
-        run_stages(seed)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("first_seed", range(100, 5_100, 500))
-def test_every_answer_of_5_000_runs_in_several_stages_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 500):
-        run_stages(seed)
-
-
-@pytest.mark.parametrize("first_seed", range(0, 100, 50))
-def test_every_answer_of_a_model_with_windows_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 50):
-        run_windows(seed)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("first_seed", range(100, 5_100, 500))
-def test_every_answer_of_5_000_runs_with_windows_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 500):
-        run_windows(seed)
-
-
 def test_the_simulations_with_windows_are_messy_enough_to_mean_something():
     totals = Counter()
     for seed in range(100):
@@ -140,37 +100,49 @@ def run_states_beside_windows(seed):
     return run_states(seed, 1 + seed % 3 // 2, WINDOWS[seed % len(WINDOWS)])
 
 
-@pytest.mark.parametrize("first_seed", range(0, 150, 50))
-def test_every_answer_of_a_model_with_states_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 50):
-        run_states(seed)
+def run_states_in_stages(seed):
+    return run_states(seed, 2 + seed % 3)
 
 
-@pytest.mark.parametrize("first_seed", range(1000, 1050, 50))
-def test_every_answer_of_a_model_with_states_in_several_stages_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 50):
-        run_states(seed, 2 + seed % 3)
+def ranges(run, first, last, size):
+    """The seeds of a run, so many in a test."""
+    return [
+        pytest.param(run, range(start, start + size), id=f"{run.__name__}-{start}")
+        for start in range(first, last, size)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("run", "seeds"),
+    [
+        *ranges(run_once, 0, 300, 50),
+        *ranges(run_stages, 0, 100, 50),
+        *ranges(run_windows, 0, 100, 50),
+        *ranges(run_states, 0, 150, 50),
+        *ranges(run_states_in_stages, 1000, 1050, 50),
+        *ranges(run_states_beside_windows, 0, 60, 60),
+    ],
+)
+def test_every_answer_is_what_the_model_says(run, seeds):
+    for seed in seeds:
+        run(seed)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("first_seed", range(150, 5_150, 500))
-def test_every_answer_of_5_000_runs_with_states_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 500):
-        run_states(seed)
-
-
-def test_every_answer_of_a_model_with_states_beside_windows_is_what_the_model_says():
-    for seed in range(60):
-        run_states_beside_windows(seed)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("first_seed", range(100, 5_100, 500))
-def test_every_answer_of_5_000_runs_with_states_beside_windows_is_what_the_model_says(first_seed):
-    for seed in range(first_seed, first_seed + 500):
-        run_states_beside_windows(seed)
+@pytest.mark.parametrize(
+    ("run", "seeds"),
+    [
+        *ranges(run_plain, 300, 10_300, 500),
+        *ranges(run_stages, 100, 5_100, 500),
+        *ranges(run_windows, 100, 5_100, 500),
+        *ranges(run_states, 150, 5_150, 500),
+        *ranges(run_states_beside_windows, 100, 5_100, 500),
+    ],
+)
+def test_every_answer_of_many_runs_is_what_the_model_says(run, seeds):
+    for seed in seeds:
+        run(seed)
 
 
 @pytest.mark.parametrize("run", [run_states, run_states_beside_windows])

@@ -11,7 +11,7 @@ from typing import Any
 
 from core_scheduler_helpers.drawn import VOCAB_SIZE, repetitive_token
 from core_scheduler_helpers.places import all_advance
-from core_scheduler_helpers.simulation import MAX_NUM_FORKS, ManagerFactory, Simulation, _expect
+from core_scheduler_helpers.simulation import ManagerFactory, Simulation, _expect
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.testing import FakeEncoder, next_token, seen_ids
@@ -122,22 +122,9 @@ class MediaSimulation(Simulation):
             self.failing.add(request.request_id)  # of a copy too, which has an id of its own
         super()._add(request)
 
-    def _fork_some(self) -> None:
-        for parent in self.scheduler.running.requests.copy():
-            if self.random.random() >= self.fork_rate / 4 or self.totals["beams"] == MAX_NUM_FORKS:
-                continue
-            prompt = parent.token_ids[: self.random.randint(1, len(parent.token_ids))]
-            media = tuple(item for item in parent.arrival.media if item.end <= len(prompt))
-            child = super()._request([*prompt, self.random.randrange(VOCAB_SIZE)], self._params(), 0)
-            child = self._with(child, media, parent.arrival.cache_salt)
-            if not self._can_fit(child):
-                continue
-            num_shared = self._call("fork_request", parent.request_id, child)
-            _expect(num_shared <= len(prompt), "only common tokens are shared")
-            self.totals["beams"] += 1
-            self._welcome(child)
-            if self.random.random() < 0.5:
-                self._abort(parent.request_id)
+    def _child(self, parent: Request, prompt: list[int]) -> EngineCoreRequest:
+        media = tuple(item for item in parent.arrival.media if item.end <= len(prompt) - 1)
+        return self._with(super()._child(parent, prompt), media, parent.arrival.cache_salt)
 
     def _can_fit(self, request: EngineCoreRequest) -> bool:
         room = self.config.num_encoder_tokens

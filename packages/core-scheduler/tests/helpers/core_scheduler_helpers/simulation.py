@@ -36,8 +36,7 @@ from llmstack_types import (
 )
 
 MAX_NUM_STEPS = 20_000
-MAX_NUM_CRASHES = 3
-MAX_NUM_FORKS = 30
+MAX_NUM_CRASHES, MAX_NUM_FORKS = 3, 30
 _PREEMPTION_POLICIES: tuple[Callable[[], PreemptionPolicy], ...] = (AlwaysRecompute, AlwaysSwap, CheapestPreemption)
 _LOOKUP, _SUFFIX = SpeculativeConfig("ngram", 4, 2, 1), SpeculativeConfig("suffix", 4)
 BLOCK_SIZES = (1, 2, 3, 4, 7, 8, 16, 32, 64)
@@ -90,11 +89,9 @@ class Simulation:
         self.alive: dict[str, EngineCoreRequest] = {}
         self.answers: dict[str, list[int]] = {}
         self.failing: set[str] = set()
-        self._make_manager = make_manager
-        self._sliding_windows = sliding_windows
+        self._make_manager, self._sliding_windows = make_manager, sliding_windows
         self._num_state_blocks = num_state_blocks
-        self._num_arrivals = 0
-        self._now_s = 0.0
+        self._num_arrivals, self._now_s = 0, 0.0
         self._under_way: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []
         self._boot()
 
@@ -190,13 +187,16 @@ class Simulation:
     def _welcome(self, request: EngineCoreRequest) -> None:
         self.alive[request.request_id], self.answers[request.request_id] = request, []
 
+    def _child(self, parent: Request, prompt: list[int]) -> EngineCoreRequest:
+        return Simulation._request(self, prompt, self._params(), 0)
+
     def _fork_some(self) -> None:
         """As beam search does: a child goes on with the parent's tokens and another one, and the parent may go."""
         for parent in self.scheduler.running.requests.copy():
             if self.random.random() >= self.fork_rate / 4 or self.totals["beams"] == MAX_NUM_FORKS:
                 continue
             prompt = parent.token_ids[: self.random.randint(1, len(parent.token_ids))]
-            child = self._request([*prompt, self.random.randrange(VOCAB_SIZE)], self._params(), 0)
+            child = self._child(parent, [*prompt, self.random.randrange(VOCAB_SIZE)])
             if not self._can_fit(child):
                 continue
             num_shared = self._call("fork_request", parent.request_id, child)
