@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from llmstack_server.options.adapter_options import start_modules
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.body import read_object
 from llmstack_server.web.errors import HTTPError, engine_unavailable, model_not_found
 from llmstack_server.web.fields import parse
 from llmstack_server.web.openapi_bodies import RequestBody
@@ -62,7 +62,7 @@ def add_adapter_routes(router: Router, state: ServerState, root: str) -> None:
     ))  # fmt: skip
     async def load(request: Request) -> Response:
         """Loads an adapter, which requests name as their model from then on."""
-        fields = parse(LoadLoRAAdapterRequest, await _read(state, request))
+        fields = parse(LoadLoRAAdapterRequest, await read_object(state, request))
         name = fields.lora_name
         async with _changing(state, name):
             _check_name(state, name)  # no other model can load it now
@@ -82,18 +82,13 @@ def add_adapter_routes(router: Router, state: ServerState, root: str) -> None:
     ))  # fmt: skip
     async def unload(request: Request) -> Response:
         """Takes no further requests for an adapter; those that run go on to their ends."""
-        name = parse(UnloadLoRAAdapterRequest, await _read(state, request)).lora_name
+        name = parse(UnloadLoRAAdapterRequest, await read_object(state, request)).lora_name
         async with _changing(state, name):
             is_known = await state.engine.unload_adapter(name, state.adapters.publish)
         if not is_known:
             known = ", ".join(f"`{one.name}`" for one in state.engine.adapters.adapters[:8])
             raise model_not_found(name, known or "no adapters")
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
-
-
-async def _read(state: ServerState, request: Request) -> dict[str, object]:
-    limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
-    return await read_json_object(request.headers, request.receive, limits, state.decoding)
 
 
 @asynccontextmanager

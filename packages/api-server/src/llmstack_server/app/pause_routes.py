@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.api_types import Aborted, Paused, Status
-from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.body import read_object
 from llmstack_server.web.errors import HTTPError, engine_unavailable
 from llmstack_server.web.openapi_bodies import FixedBody
 from llmstack_server.web.routes import Needs, Router, RouteSpec
@@ -72,8 +72,7 @@ def add_pause_routes(router: Router, state: ServerState) -> None:
     ))  # fmt: skip
     async def abort_requests(request: Request) -> Response:
         """Ends the requests with these ids, or all without `request_ids`; their finish reason is `abort`."""
-        limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
-        body = await read_json_object(request.headers, request.receive, limits, state.decoding)
+        body = await read_object(state, request)
         num_aborted = 0
         for request_id in _request_ids(body.get("request_ids")) or [_EVERYTHING]:
             num_aborted += await _abort(state, request_id)

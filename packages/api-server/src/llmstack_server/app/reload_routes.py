@@ -15,7 +15,7 @@ from llmstack_model_files import ModelFilesError
 from llmstack_server.options.reload_options import ReloadEntry, engine_args_of
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.api_types import Reloaded
-from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.body import read_object
 from llmstack_server.web.errors import HTTPError, reload_failed
 from llmstack_server.web.fields import parse
 from llmstack_server.web.openapi_bodies import RequestBody
@@ -45,8 +45,7 @@ def add_reload_routes(router: Router, state: ServerState) -> None:
     ))  # fmt: skip
     async def reload(request: Request) -> Response:
         """Loads configured weights, settings or adapters; running requests finish with their own, or move."""
-        limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
-        fields = parse(ReloadRequest, await read_json_object(request.headers, request.receive, limits, state.decoding))
+        fields = parse(ReloadRequest, await read_object(state, request))
         entries = state.config.reload.entries
         if fields.name not in entries:
             raise request_errors.invalid_value("name", f"expected one of {', '.join(entries)}")

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.api_types import ReleasedSession
-from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.body import read_object
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, missing_parameter, session_not_found
 from llmstack_server.web.openapi_bodies import FixedBody
@@ -44,8 +44,7 @@ def add_session_routes(
     @router.declare(RouteSpec("POST", "/close_session", ReleasedSession, body=_CLOSE_BODY, needs=Needs.ENGINE))
     async def close_session(request: Request) -> Response:
         """As `DELETE /v1/sessions/{session_id}`, with the name in the body."""
-        limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
-        body = await read_json_object(request.headers, request.receive, limits, state.decoding)
+        body = await read_object(state, request)
         name = body.get("session_id")
         if name is None:
             raise missing_parameter("session_id")

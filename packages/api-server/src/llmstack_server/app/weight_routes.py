@@ -16,7 +16,7 @@ from llmstack_llm.weight_updates import WeightUpdateError, update_engine_weights
 from llmstack_server.app.pause_routes import wait_until_idle
 from llmstack_server.options.reload_options import START_NAME
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.body import read_object
 from llmstack_server.web.errors import HTTPError, missing_parameter, reload_failed, server_shutting_down
 from llmstack_server.web.fields import parse
 from llmstack_server.web.openapi_bodies import RequestBody
@@ -108,18 +108,13 @@ def add_weight_routes(router: Router, state: ServerState) -> None:
     ))  # fmt: skip
     async def update_weights_from_disk(request: Request) -> Response:
         """Takes the weights of a folder at once, in SGLang's form."""
-        fields = parse(FromDiskRequest, await _body(state, request))
+        fields = parse(FromDiskRequest, await read_object(state, request))
         path = updates.folder("model_path", fields.model_path)
         name = os.path.basename(path)
         if fields.weight_version is not None:
             name = checked_name("weight_version", fields.weight_version)
         await updates.run(path, name, aborts=fields.abort_all_requests)
         return JSONResponse({"success": True, "message": "Weights updated", "num_paused_requests": 0})
-
-
-async def _body(state: ServerState, request: Request) -> JSONObject:
-    limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
-    return await read_json_object(request.headers, request.receive, limits, state.decoding)
 
 
 def _add_vllm_routes(router: Router, state: ServerState, updates: WeightUpdates) -> None:
@@ -129,7 +124,7 @@ def _add_vllm_routes(router: Router, state: ServerState, updates: WeightUpdates)
     ))  # fmt: skip
     async def init_weight_transfer_engine(request: Request) -> Response:
         """Says that weights come in folders; there is no connection to be made."""
-        fields = parse(InitRequest, await _body(state, request))
+        fields = parse(InitRequest, await read_object(state, request))
         if fields.init_info:
             name = next(iter(fields.init_info))
             raise request_errors.unsupported_parameter(
@@ -143,7 +138,7 @@ def _add_vllm_routes(router: Router, state: ServerState, updates: WeightUpdates)
     ))  # fmt: skip
     async def start_weight_update(request: Request) -> Response:
         """Begins an update, whose weights are used from `/finish_weight_update` on."""
-        fields = parse(StartRequest, await _body(state, request))
+        fields = parse(StartRequest, await read_object(state, request))
         if not fields.is_checkpoint_format:
             raise request_errors.unsupported_value("is_checkpoint_format", "names and shapes are those of a checkpoint")
         updates.start()
@@ -155,7 +150,9 @@ def _add_vllm_routes(router: Router, state: ServerState, updates: WeightUpdates)
     ))  # fmt: skip
     async def update_weights(request: Request) -> Response:
         """Takes the weights of a folder, at once or with `/finish_weight_update`; running requests finish first."""
-        path = updates.folder("update_info.path", parse(UpdateRequest, await _body(state, request)).update_info.path)
+        path = updates.folder(
+            "update_info.path", parse(UpdateRequest, await read_object(state, request)).update_info.path
+        )
         if updates.is_started:
             updates.take(path)
             return JSONResponse({"message": "Weights taken"})
@@ -168,7 +165,7 @@ def _add_vllm_routes(router: Router, state: ServerState, updates: WeightUpdates)
     ))  # fmt: skip
     async def finish_weight_update(request: Request) -> Response:
         """Uses the weights of the update that was started; running requests finish first."""
-        parse(FinishRequest, await _body(state, request))
+        parse(FinishRequest, await read_object(state, request))
         path = updates.folder("update_info.path", updates.finish())  # again: it may have become another one, or in use
         await updates.run(path, os.path.basename(path), aborts=False)
         return JSONResponse({"message": "Weights updated", "weights": state.weights_object()})

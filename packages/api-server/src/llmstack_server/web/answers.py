@@ -104,6 +104,15 @@ def _is_for_model(scope: Scope) -> bool:
     return spec_of(scope["route"]).needs is Needs.SERVICE
 
 
+def endpoint(state: ServerState, prepare: Prepare) -> Callable[[], Awaitable[Response]]:
+    """The function of a generating route, whose answer `prepare` makes."""
+
+    async def answer() -> Response:
+        return GenerationResponse(state, prepare)
+
+    return answer
+
+
 class GenerationResponse(Response):
     """The response of a generating route: everything from the body to the last event.
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmstack_server.state.turns import Turns
 from llmstack_server.web.errors import HTTPError, request_timeout, request_too_large, unsupported_media_type
@@ -14,6 +14,11 @@ from llmstack_server.web.json_body import decode_object, decoding
 from llmstack_server.web.json_pieces import PIECE_BYTES
 from llmstack_server.web.json_structure import JSONLimits
 from llmstack_types.json_values import JSONObject
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from llmstack_server.state.server_state import ServerState
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -34,6 +39,13 @@ class BodyLimits:
 
     max_bytes: int = 4 << 20
     timeout_s: float = 60.0
+
+
+async def read_object(state: ServerState, request: Request) -> JSONObject:
+    """The JSON object of a request, within the limits of the server; raises as `read_json_object`."""
+    http = state.config.http
+    limits = BodyLimits(http.max_body_bytes, http.receive_timeout_s)
+    return await read_json_object(request.headers, request.receive, limits, state.decoding)
 
 
 async def read_json_object(

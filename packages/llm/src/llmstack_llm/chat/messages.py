@@ -10,7 +10,6 @@ from llmstack_llm.admission.rules import check_text
 from llmstack_llm.chat.template_traits import ContentFormat
 from llmstack_llm.chat.tool_calls import normal_tool_calls
 from llmstack_llm.media.parts import MEDIA_TYPES, MediaMark, MediaPart
-from llmstack_types import InvalidRequestError
 from llmstack_types.vocabulary import MediaKind, TextPartType, words_of
 
 PARTS_JOINT = "\n"
@@ -100,13 +99,13 @@ def _normal_message(
         raise request_errors.invalid_type(param, "an object", message)
     role = message.get("role")
     if role is None:
-        raise _missing(f"{param}.role")
+        raise request_errors.missing_parameter(f"{param}.role")
     if not isinstance(role, str):
         raise request_errors.invalid_type(f"{param}.role", "a string", role)
     check_text(f"{param}.role", role)
     content = message.get("content")
     if content is None and role != "assistant":
-        raise _missing(f"{param}.content")
+        raise request_errors.missing_parameter(f"{param}.content")
     normal = {key: value for key, value in message.items() if value is not None}
     if content is not None:
         normal["content"] = _content(f"{param}.content", content, content_format, media_texts)
@@ -142,11 +141,6 @@ def _normalize_reasoning(param: str, message: dict[str, object]) -> None:
         message.update(dict.fromkeys(_REASONING_NAMES, text))
         if not (message.get("tool_calls") and message.get("content")):
             message.setdefault("thinking", text)
-
-
-def _missing(param: str) -> InvalidRequestError:
-    message = f"Missing required parameter: '{param}'."
-    return InvalidRequestError(message, param=param, code="missing_required_parameter")
 
 
 def _content(

@@ -17,7 +17,7 @@ from llmstack_server.apis.batches.upload import Upload, receive_upload
 from llmstack_server.apis.batches.worker import BatchWorker
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.api_types import Batch, BatchPage, Deleted, File, FilePage
-from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.body import read_object
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
@@ -136,8 +136,7 @@ def _add_batch_routes(router: Router, state: ServerState, store: FileStore, work
     ))  # fmt: skip
     async def create_batch(request: Request) -> Response:
         """Begins a batch of the requests in a file."""
-        limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
-        body = await read_json_object(request.headers, request.receive, limits, state.decoding)
+        body = await read_object(state, request)
         fields = parse(BatchRequestBody, body)
         check_fields(state, body, fields, {})
         file = await _file(store, check_batch_fields(fields, router.batch_paths()), "input_file_id")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
@@ -29,8 +27,8 @@ from llmstack_server.apis.ollama.protocol import (
     ShowRequest,
 )
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import GenerationResponse, Prepare
-from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.answers import endpoint
+from llmstack_server.web.body import read_object
 from llmstack_server.web.openapi import LINES
 from llmstack_server.web.openapi_bodies import ANY, TEXT_LIST, RequestBody, array
 from llmstack_server.web.routes import Needs, Router, RouteSpec
@@ -57,7 +55,7 @@ def _add_generation_routes(router: Router, state: ServerState) -> None:
             "POST", path, answer, body=body, tag=_TAG, errors=OLLAMA_ERRORS,
             streams=True, stream_type=LINES, waits=True,
         )  # fmt: skip
-        router.declare(spec, summary)(_endpoint(state, prepare))
+        router.declare(spec, summary)(endpoint(state, prepare))
 
 
 def _add_embedding_routes(router: Router, state: ServerState) -> None:
@@ -68,7 +66,7 @@ def _add_embedding_routes(router: Router, state: ServerState) -> None:
         ("/api/embeddings", OllamaEmbedding, text, prepare_older_embed, "A vector for one text"),
     ):
         spec = RouteSpec("POST", path, answer, body=body, tag=_TAG, errors=OLLAMA_ERRORS, waits=True)
-        router.declare(spec, summary)(_endpoint(state, prepare))
+        router.declare(spec, summary)(endpoint(state, prepare))
 
 
 def _add_model_routes(router: Router, state: ServerState) -> None:
@@ -99,13 +97,5 @@ def _add_model_routes(router: Router, state: ServerState) -> None:
     ))  # fmt: skip
     async def show(request: Request) -> Response:
         """The facts of one model."""
-        limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
-        body = await read_json_object(request.headers, request.receive, limits, state.decoding)
+        body = await read_object(state, request)
         return JSONResponse(await show_model(state, body))
-
-
-def _endpoint(state: ServerState, prepare: Prepare) -> Callable[[], Awaitable[Response]]:
-    async def answer() -> Response:
-        return GenerationResponse(state, prepare)
-
-    return answer

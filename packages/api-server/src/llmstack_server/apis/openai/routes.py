@@ -32,7 +32,7 @@ from llmstack_server.web.answer_types import (
     Tokens,
 )
 from llmstack_server.web.answers import GenerationResponse
-from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.body import read_object
 from llmstack_server.web.checks import check_model
 from llmstack_server.web.openapi_bodies import ANY, CHAT_TOOLS, MESSAGES, PROMPTS, RequestBody, array
 from llmstack_server.web.routes import Needs, Router, RouteSpec
@@ -150,6 +150,5 @@ def _add_tokenizer_routes(router: Router, state: ServerState) -> None:
 async def _answer_json(
     state: ServerState, request: Request, answer: Callable[[ServerState, dict[str, object]], Awaitable[Any]]
 ) -> Response:
-    limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
-    body = await read_json_object(request.headers, request.receive, limits, state.decoding)
+    body = await read_object(state, request)
     return JSONResponse(await answer(state, body))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from starlette.responses import Response
-
 from llmstack_server.apis.pooling.classification import prepare_classification
 from llmstack_server.apis.pooling.cohere_embed import prepare_cohere_embed
 from llmstack_server.apis.pooling.embeddings import prepare_embeddings, prepare_pooling
@@ -28,7 +24,7 @@ from llmstack_server.web.answer_types import (
     Ranking,
     Scores,
 )
-from llmstack_server.web.answers import GenerationResponse, Prepare
+from llmstack_server.web.answers import Prepare, endpoint
 from llmstack_server.web.openapi_bodies import POOLING, RERANK, SCORES, TEXT_LIST, RequestBody
 from llmstack_server.web.routes import Router, RouteSpec
 
@@ -42,7 +38,7 @@ def add_pooling_routes(router: Router, state: ServerState) -> None:
         spec = RouteSpec(
             "POST", path, answer, tag="Pooling", body=body, waits=True, is_in_batches=is_in_batches
         )  # fmt: skip
-        router.declare(spec, summary)(_endpoint(state, prepare))
+        router.declare(spec, summary)(endpoint(state, prepare))
 
     embedding = RequestBody(EmbeddingRequest, one_of=POOLING)
     add(
@@ -66,10 +62,3 @@ def add_pooling_routes(router: Router, state: ServerState) -> None:
             Ranking,
             "Documents by their score, best first",
         )
-
-
-def _endpoint(state: ServerState, prepare: Prepare) -> Callable[[], Awaitable[Response]]:
-    async def answer() -> Response:
-        return GenerationResponse(state, prepare)
-
-    return answer
