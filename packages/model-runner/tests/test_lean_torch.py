@@ -45,6 +45,7 @@ def test_a_lean_import_has_none_of_the_parts_and_computes() -> None:
         "torch.utils.data.Dataset, torch.nn.quantized, torch.distributions.Normal",
         "torch.Generator().manual_seed(0)",
         "assert callable(torch.utils.checkpoint.checkpoint)",
+        "assert torch.utils._python_dispatch.torchgen.model.FunctionSchema.parse('f(Tensor x) -> Tensor')",
         "assert torch.fx.experimental.proxy_tensor.make_fx",
     ],
 )
@@ -72,6 +73,8 @@ USES = [
     "assert torch.fx.experimental.proxy_tensor.make_fx",
     "from torch.nn.quantized import Linear",
     "import torch.ao.quantization",
+    "from torchgen.model import FunctionSchema",
+    "assert torch.utils._python_dispatch.torchgen.model.FunctionSchema",
 ]
 random.Random(SEED).shuffle(USES)
 sys.setswitchinterval(1e-5)

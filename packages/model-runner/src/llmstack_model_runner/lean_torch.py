@@ -19,7 +19,7 @@ from typing import Any, Final
 KNOWN_VERSIONS: Final = ("2.13.",)
 """How versions begin whose own modules use nothing of the parts while they are imported."""
 PARTS: Final = (
-    "torch.utils.data", "torch.distributions", "torch.nested", "torch.ao", "torch.nn.intrinsic",
+    "torchgen.model", "torch.utils.data", "torch.distributions", "torch.nested", "torch.ao", "torch.nn.intrinsic",
     "torch.nn.qat", "torch.nn.quantizable", "torch.nn.quantized", "torch.quantization", "torch.masked",
     "torch.export", "torch.func", "torch._higher_order_ops", "torch._higher_order_ops.invoke_subgraph",
     "torch.distributed._meta_registrations", "torch._meta_registrations", "torch._native",
@@ -52,7 +52,7 @@ def import_lean() -> None:
         sys.meta_path.remove(placeholders)
         _end_placeholders()
     for name, module in list(sys.modules.items()):
-        if (name == "torch" or name.startswith("torch.")) and "__path__" in vars(module):
+        if (name in ("torch", "torchgen") or name.startswith("torch.")) and "__path__" in vars(module):
             _ask_for_parts(module)
     _is_lean = True
     vars(_bootstrap)["_find_and_load"] = _find_and_load
