@@ -62,7 +62,7 @@ class Prompter(structured_output.ConstrainedRequests):  # type: ignore[misc]  # 
 
     def __init__(self, tokenizer_path: str, vocab_size: int) -> None:
         super().__init__(tokenizer_path, vocab_size)
-        self.token_ids = vocabularies.load_vocabulary(TOKENIZER, vocab_size, EOS).tokenize_str(TEXT)
+        self.token_ids = vocabularies.load_vocabulary(TOKENIZER, vocab_size, EOS).tokenizer.tokenize_str(TEXT)
 
     def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
         bits: bytearray = super().masks(rows)
@@ -92,7 +92,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> EngineCore:
 
 def step_times(core: EngineCore, temperature: float, constraint: StructuredOutputsParams | None) -> list[list[float]]:
     """Seconds, and seconds of all processors together, of each decode step of all rows."""
-    num_tokens = len(vocabularies.load_vocabulary(TOKENIZER, 50_257, EOS).tokenize_str(TEXT))
+    num_tokens = len(vocabularies.load_vocabulary(TOKENIZER, 50_257, EOS).tokenizer.tokenize_str(TEXT))
     params = SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=1, structured_outputs=constraint)
     for index in range(NUM_ROWS):
         prompt = [100 + index] * NUM_PROMPT_TOKENS
