@@ -12,6 +12,7 @@ from llmstack_llm.media.placeholders import PlacedMedia
 from llmstack_llm.media.processor import MediaRequest
 from llmstack_llm.media.source import num_source_tokens
 from llmstack_types import KVTransferParams, MediaItem, SamplingParams
+from llmstack_types.json_values import JSONValue
 from llmstack_types.vocabulary import MediaKind
 
 
@@ -30,16 +31,16 @@ class ChatPrompt:
         media_request: Shared by the conversations of one request; None for a conversation that is one by itself.
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, JSONValue]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    tools: Sequence[Mapping[str, Any]] | None = None
-    documents: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, JSONValue]] | None = None
+    documents: Sequence[Mapping[str, JSONValue]] | None = None
     chat_template: str | None = None
-    template_kwargs: Mapping[str, Any] | None = None
+    template_kwargs: Mapping[str, JSONValue] | None = None
     is_cut: bool = False
     tenant: str = ""
-    media_options: Mapping[str, Any] | None = None
+    media_options: Mapping[str, JSONValue] | None = None
     media_request: MediaRequest | None = None
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llmstack_llm.chat.messages import normal_messages
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.chat.template_traits import ContentFormat
 from llmstack_types import InvalidRequestError
+from llmstack_types.json_values import JSONObject, JSONValue
 
 JOINT = "\n\n"
 ROLES = ("system", "developer")
@@ -27,7 +27,7 @@ class InstructionPlaces:
         self._content_format = content_format
         self._knows_developer = template.source is None or "developer" in template.source
 
-    def fit(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def fit(self, messages: list[JSONObject]) -> list[JSONObject]:
         """Messages of which the template shows every instruction that it can show; the same list for most chats."""
         for index, message in enumerate(messages):
             role = message["role"]
@@ -71,7 +71,7 @@ class InstructionPlaces:
         return all(probe in shown for probe in _PROBES)
 
 
-def _merged(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merged(messages: Sequence[Mapping[str, JSONValue]]) -> JSONObject:
     """One message in place of several, with the role of the first."""
     contents = [message["content"] for message in messages]
     if all(isinstance(content, str) for content in contents):

@@ -14,6 +14,7 @@ from llmstack_llm.model.special_ids import special_ids
 from llmstack_llm.model.tokenizer_files import converted_folder
 from llmstack_llm.model.use import ModelUse
 from llmstack_types import LLMStackError, PoolingType, SamplingParams
+from llmstack_types.json_values import JSONValue
 
 if TYPE_CHECKING:
     from llmstack_model_files import FileForm
@@ -67,7 +68,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     beam_defaults: BeamDefaults = field(default_factory=BeamDefaults)
-    hf_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    hf_config: Mapping[str, JSONValue] = field(default_factory=dict, repr=False)
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
     use: ModelUse = field(default_factory=ModelUse)
     max_logprobs: int = 20
@@ -208,7 +209,7 @@ def _vocab_size(config: Mapping[str, object]) -> int:
     return vocab_size
 
 
-def _num_positions(config: Mapping[str, Any]) -> int | None:
+def _num_positions(config: Mapping[str, JSONValue]) -> int | None:
     from llmstack_model_files import extended_positions
 
     for key in _POSITION_KEYS:

@@ -6,9 +6,10 @@ import base64
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import tokenizers
+
+from llmstack_types.json_values import JSONValue
 
 MAX_EXPANSION = 16
 """Normalizers of published models replace single characters by single ones, which is a factor of 1 or 2. Unicode's own
@@ -34,7 +35,7 @@ def find_expansion_problem(backend: tokenizers.Tokenizer) -> str:
     return _template_problem(backend)
 
 
-def _steps(settings: object) -> Iterator[Mapping[str, Any]]:
+def _steps(settings: object) -> Iterator[Mapping[str, JSONValue]]:
     """The steps of a part, those in nested sequences too."""
     if not isinstance(settings, Mapping):
         return
@@ -45,7 +46,7 @@ def _steps(settings: object) -> Iterator[Mapping[str, Any]]:
         yield from _steps(step)
 
 
-def _factor(step: Mapping[str, Any]) -> float:
+def _factor(step: Mapping[str, JSONValue]) -> float:
     """The most characters that a step may make of one."""
     kind = step.get("type")
     if kind == "Prepend":  # also in front of what follows a special token

@@ -18,6 +18,7 @@ from llmstack_llm.text.expansion import find_expansion_problem
 from llmstack_llm.text.word_piece import content_of, is_word_piece, word_piece_tokenizer
 from llmstack_model_files.token_bytes import TokenBytes, token_bytes_of
 from llmstack_types import InvalidRequestError, LLMStackError
+from llmstack_types.json_values import JSONValue
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, object] | None = None) -> None:
         self.backend = backend
-        self.config: Mapping[str, Any] = config or {}
+        self.config: Mapping[str, JSONValue] = config or {}
         backend.no_truncation()
         backend.no_padding()
         self.named_tokens = _named_tokens(self.config)
@@ -314,7 +315,7 @@ def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
     return {name: content for name, content in contents.items() if content is not None}
 
 
-def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Any) -> None:
+def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, JSONValue], named: Any) -> None:
     """Tokens of `tokenizer_config.json` that `tokenizer.json` lacks, and named ones it does not mark as special."""
     for _, entry in sorted(dict(config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
         content = content_of(entry)
@@ -336,7 +337,7 @@ def _keeps_every_character(backend: tokenizers.Tokenizer) -> bool:
     return all(_is_one_to_one(step) for step in steps)
 
 
-def _is_one_to_one(step: Mapping[str, Any]) -> bool:
+def _is_one_to_one(step: Mapping[str, JSONValue]) -> bool:
     if step["type"] == "Prepend":
         return True
     pattern = step.get("pattern", {}).get("String") if step["type"] == "Replace" else None

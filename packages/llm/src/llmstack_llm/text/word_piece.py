@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from llmstack_types.json_values import JSONValue
 
 _CLASSES = ("BertTokenizer", "BertTokenizerFast", "DistilBertTokenizer", "DistilBertTokenizerFast")
 _DEFAULTS: Mapping[str, str] = {
@@ -22,7 +23,7 @@ def is_word_piece(config: Mapping[str, object]) -> bool:
     return config.get("tokenizer_class", _CLASSES[0]) in _CLASSES
 
 
-def word_piece_tokenizer(pieces: str, config: Mapping[str, Any]) -> Tokenizer:
+def word_piece_tokenizer(pieces: str, config: Mapping[str, JSONValue]) -> Tokenizer:
     """The tokenizer of a `vocab.txt`, one piece per line.
 
     Raises:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llmstack_gguf import bpe_model
 from llmstack_llm.model.tokenizer_files.source import MAX_TOKENS, ConversionError
+from llmstack_types.json_values import JSONObject
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 
 
-def byte_level_parts(ranked: Sequence[bytes], first_id: int, pattern: str, *, composes: bool = False) -> dict[str, Any]:
+def byte_level_parts(ranked: Sequence[bytes], first_id: int, pattern: str, *, composes: bool = False) -> JSONObject:
     """The parts of a byte-level BPE whose merges follow from the order of its tokens, as tiktoken has it."""
     texts = [_as_text(token) for token in ranked]
     if len(set(texts)) != len(texts):
@@ -44,7 +44,7 @@ def merges_of(rank_of: Mapping[str, float]) -> list[list[str]]:
 
 def assembled(
     parts: Mapping[str, object], added: Mapping[int, str], special: frozenset[int], first: str | None, last: str | None
-) -> dict[str, Any]:
+) -> JSONObject:
     """The whole file; `first` and `last` are the tokens that every text gets."""
     entries = [
         {
@@ -70,8 +70,8 @@ def assembled(
     }
 
 
-def _template(first: str | None, last: str | None, ends: Mapping[str, int]) -> dict[str, Any]:
-    def framed(sequence: str, type_id: int) -> list[dict[str, Any]]:
+def _template(first: str | None, last: str | None, ends: Mapping[str, int]) -> JSONObject:
+    def framed(sequence: str, type_id: int) -> list[JSONObject]:
         frame = [
             None if name not in ends else {"SpecialToken": {"id": name, "type_id": type_id}} for name in (first, last)
         ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from llmstack_gguf import bpe_model
 from llmstack_llm.model.tokenizer_files.added import named_token
@@ -21,6 +20,7 @@ from llmstack_llm.model.tokenizer_files.proto import (
     read_model,
 )
 from llmstack_llm.model.tokenizer_files.source import ConversionError
+from llmstack_types.json_values import JSONObject, JSONValue
 
 _SPACE = "▁"
 _OUTER_SPACES, _LAST_SPACES = r"\A +| +\z", r" +\z"
@@ -29,7 +29,7 @@ _COMPOSED = (("e\u0301", "é"), ("o\u0308", "ö"), ("\u0438\u0306", "\u0439"))
 
 def convert_sentencepiece(
     content: bytes, config: Mapping[str, object], added: Mapping[int, str], added_special: frozenset[int]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[JSONObject, JSONObject]:
     """`tokenizer.json`, and what the file says of named tokens."""
     model = read_model(content)
     pieces = _extended(model, added)
@@ -99,7 +99,7 @@ def _mapping(charsmap: str) -> list[dict[str, object]]:
         composes = all(normalizer.normalize_str(text) == composed for text, composed in _COMPOSED)
     except BaseException as error:  # the library raises bare Exception, and a panic is not even that
         raise ConversionError("tokenizer.model is damaged: its map of characters makes no tokenizer") from error
-    steps: list[dict[str, Any]] = [step]
+    steps: list[JSONObject] = [step]
     if joins_lines:
         steps.insert(0, {"type": "Replace", "pattern": {"String": "\r\n"}, "content": "  "})
     if composes:
@@ -107,7 +107,7 @@ def _mapping(charsmap: str) -> list[dict[str, object]]:
     return steps
 
 
-def _first_prefix(parts: Mapping[str, Any]) -> dict[str, object]:
+def _first_prefix(parts: Mapping[str, JSONValue]) -> dict[str, object]:
     """The space in front of the whole text only, not behind each special token (`legacy` false in transformers).
 
     Each text between special tokens is normalized alone. A space in front of it is its own, and stands for the prefix

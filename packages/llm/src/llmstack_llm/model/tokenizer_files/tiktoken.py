@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llmstack_llm.model.tokenizer_files.added import named_token
 from llmstack_llm.model.tokenizer_files.parts import assembled, byte_level_parts
 from llmstack_llm.model.tokenizer_files.source import MAX_TOKEN_BYTES, MAX_TOKENS, ConversionError
 from llmstack_model_files import ModelFilesError, parse_json_object
+from llmstack_types.json_values import JSONObject, JSONValue
 
 _MAX_PATTERN_CHARS = 4096
 _LLAMA_3 = (
@@ -49,7 +49,7 @@ def check_family(name: str, model_type: str) -> None:
         )
 
 
-def check_size(name: str, tokenizer: Mapping[str, Any], vocab_size: int | None) -> None:
+def check_size(name: str, tokenizer: Mapping[str, JSONValue], vocab_size: int | None) -> None:
     """Refuses special tokens that the model has no logits for: the file is of another model than its name says."""
     num_tokens = len(tokenizer["model"]["vocab"])
     if vocab_size is not None and num_tokens > vocab_size:
@@ -61,10 +61,10 @@ def check_size(name: str, tokenizer: Mapping[str, Any], vocab_size: int | None) 
 
 def convert_tiktoken(
     content: bytes, name: str, config: Mapping[str, object], added: Mapping[int, str], added_special: frozenset[int]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[JSONObject, JSONObject]:
     """`tokenizer.json`, and the named tokens. The file has no expression and no special tokens: its name tells them."""
     ranked = _ranked(content, name)
-    named: dict[str, Any]
+    named: JSONObject
     if name == "qwen.tiktoken":
         pattern, default, named = _QWEN, _QWEN_TOKENS, {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
     elif name == "tokenizer.model":
@@ -91,7 +91,7 @@ def convert_tiktoken(
     return assembled(parts, added, added_special, first, None), named
 
 
-def convert_tekken(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+def convert_tekken(content: bytes) -> tuple[JSONObject, JSONObject]:
     """`tokenizer.json` of a `tekken.json`, and the named tokens."""
     try:
         found = parse_json_object(content, "tekken.json")
