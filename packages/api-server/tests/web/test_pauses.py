@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from llmstack_server.web.pauses import ITEMS_PER_STEP, collected
+from llmstack_llm import Logprob
+from llmstack_server.chat.logprobs import CompletionLogprobs
+from llmstack_server.web.pauses import ITEMS_PER_STEP, collected, encoded
+from llmstack_server.web.sse import encode_json
+
+Value = TypeVar("Value")
 
 
 async def test_other_work_is_done_after_every_few_items():
@@ -22,3 +29,38 @@ async def test_other_work_is_done_after_every_few_items():
     noting.cancel()
     assert max(later - earlier for earlier, later in zip([0, *turns], turns, strict=False)) <= ITEMS_PER_STEP
     assert len(turns) >= count // ITEMS_PER_STEP
+
+
+async def turns_during(work: Coroutine[Any, Any, Value]) -> tuple[Value, int]:
+    """What the work returns, and the turns of the event loop that other work had meanwhile."""
+    num_turns = 0
+
+    async def count() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    value = await work
+    counting.cancel()
+    return value, num_turns
+
+
+async def test_long_lists_of_an_answer_are_encoded_in_pieces():
+    entries = [{"token": f'"{number}\\é', "top": [number / 3, None]} for number in range(10 * ITEMS_PER_STEP + 1)]
+    short = {"a": [], "b": [[], {}, [1, "x"]], "n": True, "": None, "é\n": 1.5}
+    choices = [{"index": index, "logprobs": {"content": entries}} for index in range(ITEMS_PER_STEP + 1)]
+    whole = {"choices": [*choices, {"logprobs": None}], **short}
+    text, num_turns = await turns_during(encoded(whole))
+    assert text == encode_json(whole)
+    assert num_turns >= len(choices) * (len(entries) // ITEMS_PER_STEP)
+
+
+async def test_log_probabilities_of_a_long_text_are_built_in_pieces():
+    token_ids = list(range(5 * ITEMS_PER_STEP + 3))
+    positions = [None, *({one: Logprob(-0.5, 1, f"t{one}")} for one in token_ids[1:])]
+    texts = [f"t{one}" for one in token_ids]
+    found, num_turns = await turns_during(CompletionLogprobs(1).build_whole(token_ids, positions, texts))
+    assert found == CompletionLogprobs(1).build(token_ids, positions, texts)
+    assert num_turns >= len(token_ids) // ITEMS_PER_STEP

@@ -275,6 +275,8 @@ class AsyncLLM(EngineFrontEnd):
         if requests[0].adapter is not None or self.adapters.media_kinds:  # all of them have the same
             admitted = [self.adapters.adapted(one, requests[0].adapter) for one in admitted]
         num_prompt_tokens = sum([one.num_prompt_tokens for one in admitted])
+        if sampling.values.get("prompt_logprobs") is not None:
+            sampling.check_prompt_logprobs(num_prompt_tokens)
         self.check_room(num_completions, num_prompt_tokens, tenant := requests[0].tenant)
         on_first = requests[0].on_admitted and requests[0].on_admitted(admitted, num_generated)
         if any(one.placed for one in admitted):
@@ -302,10 +304,8 @@ class AsyncLLM(EngineFrontEnd):
         `sampling_params`: None takes the model's defaults.
 
         Raises:
-            InvalidRequestError: The request cannot be served, or the id is in use.
-            ServerOverloadedError: Too many completions are in flight.
-            EngineDeadError: The engine core is gone.
             RequestFailedError: This request failed inside the engine.
+            InvalidRequestError, ServerOverloadedError, EngineDeadError: As by `submit`.
         """
         await self.wait_until_ready()
         processor = self.input_processor

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from llmstack_llm import Logprob
+from llmstack_server.web.pauses import ITEMS_PER_STEP, collected
 from llmstack_types.json_values import JSONObject
 
 # JSON has no -inf; this is OpenAI's lowest value.
@@ -28,7 +30,7 @@ class CompletionLogprobs:
 
     def build(
         self, token_ids: Sequence[int], positions: Sequence[Position | None], prompt_texts: Sequence[str] = ()
-    ) -> JSONObject:
+    ) -> Mapping[str, Sequence[object]]:
         """Tokens, their log-probabilities, the most likely ones, and offsets.
 
         A position is None for a prompt's first token, which has none; its text is in `prompt_texts`.
@@ -52,6 +54,18 @@ class CompletionLogprobs:
             "top_logprobs": top_logprobs,
         }
 
+    async def build_whole(
+        self, token_ids: Sequence[int], positions: Sequence[Position | None], prompt_texts: Sequence[str] = ()
+    ) -> Mapping[str, Sequence[object]]:
+        """The same, of a whole text at once; other requests run after every few of its tokens."""
+        found = {name: list(values) for name, values in self.build((), ()).items()}
+        for start in range(0, len(token_ids), ITEMS_PER_STEP):
+            part = slice(start, start + ITEMS_PER_STEP)
+            for name, values in self.build(token_ids[part], positions[part], prompt_texts[part]).items():
+                found[name] += values
+            await asyncio.sleep(0)
+        return found
+
     def _top(self, position: Position) -> dict[str, float]:
         # The chosen token is first in `position`, so with `num_top` 0 it is the only entry.
         entries = position.items() if self._num_top < 0 else islice(position.items(), self._num_top + 1)
@@ -67,13 +81,10 @@ def chat_logprobs(
     num_top: int,
     *,
     shows_ids: bool = False,
-) -> JSONObject:
-    """The `logprobs` object of one choice of a chat; `num_top` and `shows_ids` as in `CompletionLogprobs`."""
-    content = [
-        _chat_entry(token_id, position, num_top, shows_ids)
-        for token_id, position in zip(token_ids, positions, strict=True)
-    ]
-    return {"content": content, "refusal": None}
+) -> Iterator[JSONObject]:
+    """The entries of a chat's `logprobs.content`; `num_top` and `shows_ids` as in `CompletionLogprobs`."""
+    for token_id, position in zip(token_ids, positions, strict=True):
+        yield _chat_entry(token_id, position, num_top, shows_ids)
 
 
 def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool) -> JSONObject:
@@ -90,11 +101,11 @@ def _chat_token(token_id: int, entry: Logprob, shows_ids: bool) -> JSONObject:
     return {"token": token, "logprob": floor(entry.logprob), "bytes": list(raw)}
 
 
-def prompt_logprobs_object(positions: Sequence[Position | None] | None) -> list[dict[str, object] | None] | None:
+async def prompt_logprobs_object(positions: Sequence[Position | None] | None) -> list[JSONObject | None] | None:
     """vLLM's `prompt_logprobs`: a map from token id to its values per prompt token; the first is null."""
     if positions is None:
         return None
-    return [None if position is None else _prompt_entry(position) for position in positions]
+    return await collected(None if position is None else _prompt_entry(position) for position in positions)
 
 
 def _prompt_entry(position: Position) -> JSONObject:

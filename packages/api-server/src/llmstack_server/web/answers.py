@@ -20,6 +20,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, engine_unavailable, server_shutting_down
 from llmstack_server.web.keep_alive import COMMENT, EventSender
 from llmstack_server.web.openapi import EVENTS
+from llmstack_server.web.pauses import encoded
 from llmstack_server.web.recording import RECORDER, Recorder
 from llmstack_server.web.routes import Needs, spec_of
 from llmstack_server.web.sse import DONE, Events, encode_json, frame
@@ -46,10 +47,12 @@ class WholeAnswer(ABC):
 
     Attributes:
         is_stream: Whether the client asked for a stream, which only an `Answer` has.
+        is_long: Whether the whole answer has long lists, so that other requests run while it is encoded.
         media_type: Of the whole answer.
     """
 
     is_stream: bool = False
+    is_long: bool = False
     media_type: str = "application/json"
 
     @abstractmethod
@@ -166,10 +169,10 @@ class GenerationResponse(Response):
             await self._send_events(answer, send, recorder)
         else:
             whole = await answer.whole()
-            await self._send_whole(
-                whole if isinstance(whole, bytes) else encode_json(whole).encode("utf-8", "replace"),
-                answer.media_type, send,
-            )  # fmt: skip
+            if not isinstance(whole, bytes):
+                text = await encoded(whole) if answer.is_long else encode_json(whole)
+                whole = text.encode("utf-8", "replace")
+            await self._send_whole(whole, answer.media_type, send)
 
     async def _send_whole(self, content: bytes, media_type: str, send: Send) -> None:
         headers = [(b"content-type", media_type.encode()), (b"content-length", str(len(content)).encode())]

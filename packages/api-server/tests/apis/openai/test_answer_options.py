@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from llmstack_llm import AsyncLLM
+from llmstack_llm.admission import sampling
 from llmstack_llm.model.config import load_model_config
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
 from llmstack_llm.text.tokenizer import load_tokenizer
+from llmstack_server.apis.openai import completions
 from llmstack_server.app import build_app
 from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
@@ -53,6 +55,34 @@ async def test_tokens_of_logprobs_may_be_shown_as_ids(flag: bool, field: bool | 
     assert entry["token"] == ("token_id:72" if shown else "H")
     assert entry["bytes"] == [72]
     assert entry["top_logprobs"][0]["token"] == entry["token"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"echo": True, "logprobs": 1}, "logprobs"), ({"prompt_logprobs": 1}, "prompt_logprobs")],
+)
+async def test_log_probabilities_of_prompts_are_bounded_in_all_choices_together(
+    llm_app: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], param: str
+):
+    monkeypatch.setattr(sampling, "MAX_PROMPT_LOGPROBS", 24)
+    body = {"prompt": [[5, 6, 7], [8, 9, 10]], "max_tokens": 1, **fields}
+    assert (await call(llm_app, "POST", COMPLETIONS, {**body, "n": 2})).status == 200
+    refused = await call(llm_app, "POST", COMPLETIONS, {**body, "n": 3})
+    error = refused.json()["error"]
+    assert (refused.status, error["code"], error["param"]) == (400, "request_budget_exceeded", param)
+    assert error["message"].startswith("This request asks for 36 numbers; at most 24 are allowed")
+
+
+async def test_a_stream_repeats_log_probabilities_of_short_prompts_alone(monkeypatch: pytest.MonkeyPatch):
+    engine = FakeEngineClient()
+    app = build_app(ready_state(engine))
+    monkeypatch.setattr(completions, "MAX_NUMBERS_OF_EVENTS", 20)
+    body = {"prompt": "Hello", "echo": True, "logprobs": 1, "max_tokens": 1, "stream": True, "n": 2}
+    assert (await call(app, "POST", COMPLETIONS, body)).status == 200
+    refused = await call(app, "POST", COMPLETIONS, {**body, "n": 3})
+    error = refused.json()["error"]
+    assert (refused.status, error["code"], error["param"]) == (400, "request_budget_exceeded", "stream")
+    assert (await call(app, "POST", COMPLETIONS, {**body, "n": 3, "stream": False})).status == 200
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 99])

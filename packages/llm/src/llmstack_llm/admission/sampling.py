@@ -18,6 +18,8 @@ MAX_INFILL_CANDIDATES = 256
 """Candidates of the sampler `infill`; it compares their texts, at worst each with each."""
 MAX_REPEATED_IDS = 1 << 22
 """Token ids that all completions of a request have together as one of its fields: 16 MiB on their way to the engine."""
+MAX_PROMPT_LOGPROBS = 1 << 22
+"""Log-probabilities of prompts in one answer, where each completion may repeat those of its prompt."""
 NO_NAMES: Mapping[str, str] = {}
 NO_DEFAULTS: Mapping[str, Any] = {}
 _DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
@@ -70,6 +72,20 @@ class CheckedSampling:
             if num_ids * num_completions > MAX_REPEATED_IDS:
                 most = MAX_REPEATED_IDS // num_completions
                 raise request_errors.array_too_long(self.names.get(name, name), most, num_ids)
+
+    def check_prompt_logprobs(self, num_prompt_tokens: int) -> None:
+        """Refuses log-probabilities of prompts of which one answer may have too many.
+
+        `num_prompt_tokens`: Of all prompts.
+
+        Raises:
+            InvalidRequestError: Code `request_budget_exceeded`.
+        """
+        num_top = self.values.get("prompt_logprobs")
+        num_numbers = 0 if num_top is None else num_prompt_tokens * (num_top + 1) * self.num_generated
+        if num_numbers > MAX_PROMPT_LOGPROBS:
+            name = self.names.get("prompt_logprobs", "prompt_logprobs")
+            raise request_errors.answer_too_large(name, MAX_PROMPT_LOGPROBS, num_numbers)
 
     def with_constraint(self, constraint: StructuredOutputsParams, names: Mapping[str, str]) -> CheckedSampling:
         """The same fields under a constraint in its normal form; `names` are added to the names.

@@ -22,6 +22,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.kv_transfer import read_kv_transfer
+from llmstack_server.web.pauses import collected
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
 from llmstack_server.web.sse import Events
 from llmstack_types.json_values import JSONObject
@@ -112,19 +113,20 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         ChatStream.__init__(self, chat.outputs, chat.plan)
         OpenAIAnswer.__init__(self, state, fields, ids, self.outputs, self.usage)
         self._fields = fields
+        self.is_long = bool(fields.logprobs) or fields.prompt_logprobs is not None
         self._role = state.config.chat.response_role
         self._wants_tokens = bool(fields.logprobs or fields.return_token_ids)
-        self._wants_prompt = (
-            fields.prompt_logprobs is not None or bool(fields.return_prompt_text) or bool(fields.return_token_ids)
-        )
+        self._wants_prompt = bool(fields.return_prompt_text or fields.return_token_ids)
         # Nothing to parse and nothing to add: the chunks have text only.
         self._is_plain = chat.plan is None and not self._wants_tokens and not self.includes_continuous_usage
 
     async def whole(self) -> JSONObject:
         """The `chat.completion` object, with all choices."""
-        messages = await self.fold()
-        choices = [self._whole_choice(message) for message in messages]
-        return self.answer("chat.completion", choices) | _NULL_EXTRAS | self.transfer_fields() | self._prompt_extras()
+        choices = [await self._whole_choice(message) for message in await self.fold()]
+        extras = _NULL_EXTRAS | self.transfer_fields() | self._prompt_extras()
+        if self._fields.prompt_logprobs is not None:  # not of a stream
+            extras["prompt_logprobs"] = await prompt_logprobs_object(self.prompt_logprobs)
+        return self.answer("chat.completion", choices) | extras
 
     async def events(self) -> AsyncIterator[Events]:
         """One chunk with the role per choice, then new text; the last chunk of a choice has its finish reason."""
@@ -157,8 +159,6 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         return encoder.encode([choice], self.fingerprint_fields())
 
     def _first_events(self, encoder: ChunkEncoder, output: RequestOutput) -> Events:
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs = output.prompt_logprobs
         extra = self._prompt_extras() if self._wants_prompt else {}
         if self.includes_continuous_usage:
             extra["usage"] = self.usage.sent_object(0)
@@ -182,16 +182,17 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         choice: dict[str, object] = {
             "index": delta.index,
             "delta": _delta(delta),
-            "logprobs": self._logprobs(delta) if self._fields.logprobs else None,
+            "logprobs": {"content": list(self._logprobs(delta)), "refusal": None} if self._fields.logprobs else None,
             "finish_reason": delta.finish_reason,
         }
         return choice | self._choice_extras(delta)
 
-    def _whole_choice(self, message: ChatMessage) -> dict[str, object]:
+    async def _whole_choice(self, message: ChatMessage) -> dict[str, object]:
+        entries = await collected(self._logprobs(message)) if self._fields.logprobs else None
         choice: dict[str, object] = {
             "index": message.index,
             "message": _message(message, self._role),
-            "logprobs": self._logprobs(message) if self._fields.logprobs else None,
+            "logprobs": None if entries is None else {"content": entries, "refusal": None},
             "finish_reason": message.finish_reason,
         }
         return choice | {"token_ids": None} | self._choice_extras(message)
@@ -204,15 +205,13 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
 
     def _prompt_extras(self) -> dict[str, object]:
         extras: dict[str, object] = {}
-        if self._fields.prompt_logprobs is not None:
-            extras["prompt_logprobs"] = prompt_logprobs_object(self.prompt_logprobs)
         if self._fields.return_prompt_text:
             extras["prompt_text"] = self.outputs.prompts[0].prompt
         if self._fields.return_token_ids:
             extras["prompt_token_ids"] = list(self.outputs.prompts[0].prompt_token_ids)
         return extras
 
-    def _logprobs(self, new: ChatDelta | ChatMessage) -> dict[str, object]:
+    def _logprobs(self, new: ChatDelta | ChatMessage) -> Iterator[dict[str, object]]:
         # With `logprob_token_ids` the engine reports these and the chosen token.
         num_top = -1 if self._fields.logprob_token_ids else self._fields.top_logprobs or 0
         return chat_logprobs(new.token_ids, new.logprobs or (), num_top, shows_ids=self.shows_tokens_as_ids)

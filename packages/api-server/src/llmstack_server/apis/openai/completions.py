@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from llmstack_llm.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
+MAX_NUMBERS_OF_EVENTS = 1 << 16
+"""Log-probabilities of prompts in a stream: the event of each is made without a pause, in a tenth of a second."""
 
 
 async def prepare_completion(state: ServerState, body: dict[str, object]) -> CompletionAnswer:
@@ -59,8 +61,8 @@ async def prepare_completion(state: ServerState, body: dict[str, object]) -> Com
     given, names = given_sampling(fields, PARAM_NAMES)
     if fields.logprobs is not None:
         given["logprobs"] = fields.logprobs
-        if fields.echo:  # the log-probabilities include the prompt
-            given.setdefault("prompt_logprobs", fields.logprobs)
+        if fields.echo and fields.prompt_logprobs is None:  # the log-probabilities include the prompt
+            given["prompt_logprobs"], names = fields.logprobs, {**names, "prompt_logprobs": "logprobs"}
     given |= await _thinking_tags(state, fields, given, prompts)
     sampling = GivenSampling(given, names, is_echo=bool(fields.echo))
     if fields.suffix:
@@ -76,8 +78,25 @@ async def prepare_completion(state: ServerState, body: dict[str, object]) -> Com
         kv_transfer=kv_transfer,
     )  # fmt: skip
     has_logprobs = fields.logprobs is not None
+    if fields.stream and fields.echo and has_logprobs:
+        await _check_echo_of_stream(outputs)
     echoes = [] if tokenizer is None else [_echo(tokenizer, prompt, has_logprobs) for prompt in outputs.prompts]
     return CompletionAnswer(state, fields, ids, outputs, echoes)
+
+
+async def _check_echo_of_stream(outputs: OutputStream) -> None:
+    """Refuses log-probabilities of long prompts in a stream, each choice of which repeats them in one event.
+
+    Raises:
+        InvalidRequestError: Code `request_budget_exceeded`.
+    """
+    num_numbers = sum(
+        len(one.prompt_token_ids) * ((one.sampling_params.prompt_logprobs or 0) + 1) * one.sampling_params.n
+        for one in outputs.prompts
+    )
+    if num_numbers > MAX_NUMBERS_OF_EVENTS:
+        await outputs.aclose()
+        raise request_errors.answer_too_large("stream", MAX_NUMBERS_OF_EVENTS, num_numbers)
 
 
 async def _thinking_tags(
@@ -143,13 +162,15 @@ class _ChoiceBuilder:
             num_shown = -1 if fields.logprob_token_ids else fields.logprobs
             self._logprobs = CompletionLogprobs(num_shown, shows_ids=shows_ids)
 
-    def build(self, index: int, output: RequestOutput, new: CompletionOutput) -> dict[str, object]:
+    def build(
+        self, index: int, output: RequestOutput, new: CompletionOutput, logprobs: Mapping[str, object] | None
+    ) -> dict[str, object]:
         """The choice object of new output; the first one includes the prompt, where it is echoed."""
         echo = self._echo if self._is_first else None
         choice: dict[str, object] = {
             "index": index,
             "text": new.text if echo is None else echo.text + new.text,
-            "logprobs": self._build_logprobs(output, new, echo),
+            "logprobs": logprobs,
             "finish_reason": new.finish_reason,
         }
         if new.finish_reason is not None:
@@ -171,17 +192,23 @@ class _ChoiceBuilder:
             or self._fields.return_token_ids
         )
 
-    def _build_logprobs(
-        self, output: RequestOutput, new: CompletionOutput, echo: Echo | None
-    ) -> dict[str, object] | None:
-        if self._logprobs is None:
-            return None
-        token_ids: Sequence[int] = new.token_ids
-        positions: list[Position | None] = list(new.logprobs or ())
+    def logprobs(self, output: RequestOutput, new: CompletionOutput) -> Mapping[str, object] | None:
+        """The `logprobs` object of new output; None where it was not asked for."""
+        return None if self._logprobs is None else self._logprobs.build(*self._positions(output, new))
+
+    async def whole_logprobs(self, output: RequestOutput, new: CompletionOutput) -> Mapping[str, object] | None:
+        """The same, of all output at once; other requests run meanwhile."""
+        return None if self._logprobs is None else await self._logprobs.build_whole(*self._positions(output, new))
+
+    def _positions(
+        self, output: RequestOutput, new: CompletionOutput
+    ) -> tuple[Sequence[int], Sequence[Position | None], Sequence[str]]:
+        """Token ids with their log-probabilities, and the texts of those of the prompt."""
+        echo = self._echo if self._is_first else None
         if echo is None:
-            return self._logprobs.build(token_ids, positions)
-        token_ids = [*output.prompt_token_ids, *token_ids]
-        return self._logprobs.build(token_ids, [*echo.positions, *positions], echo.token_texts)
+            return new.token_ids, list(new.logprobs or ()), ()
+        token_ids = [*output.prompt_token_ids, *new.token_ids]
+        return token_ids, [*echo.positions, *(new.logprobs or ())], echo.token_texts
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -199,6 +226,7 @@ class CompletionAnswer(OpenAIAnswer):
     ) -> None:
         super().__init__(state, fields, ids, outputs, UsageCounter(outputs.prompts))
         self._fields = fields
+        self.is_long = fields.logprobs is not None or fields.prompt_logprobs is not None
         self._echoes = echoes
         self._builders: list[_ChoiceBuilder] = []
         has_more = fields.logprobs is not None or bool(fields.return_token_ids) or bool(echoes)
@@ -213,9 +241,11 @@ class CompletionAnswer(OpenAIAnswer):
                 self._note(output)
                 for new in output.outputs:
                     index = output.prompt_index * self.n + new.index
-                    choice = self._builder(output.prompt_index).build(index, output, new)
+                    builder = self._builder(output.prompt_index)
+                    logprobs = await builder.whole_logprobs(output, new)
+                    choice = builder.build(index, output, new, logprobs)
                     if self._fields.prompt_logprobs is not None:
-                        choice["prompt_logprobs"] = prompt_logprobs_object(output.prompt_logprobs)
+                        choice["prompt_logprobs"] = await prompt_logprobs_object(output.prompt_logprobs)
                     choices.append(_NULL_EXTRAS | choice)
         return self.answer("text_completion", choices) | self.transfer_fields()
 
@@ -246,7 +276,8 @@ class CompletionAnswer(OpenAIAnswer):
             index = output.prompt_index * self.n + new.index
             if builders[index].is_worth_sending(new):
                 end = {} if new.finish_reason is None else self.fingerprint_fields()
-                events.append(encoder.encode([builders[index].build(index, output, new)], extra | end))
+                logprobs = builders[index].logprobs(output, new)
+                events.append(encoder.encode([builders[index].build(index, output, new, logprobs)], extra | end))
         return events
 
     def _builder(self, prompt_index: int) -> _ChoiceBuilder:

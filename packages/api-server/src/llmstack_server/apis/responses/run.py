@@ -108,8 +108,9 @@ class ResponseRun(ChatStream):
         if not self.response.fields.has_logprobs:
             return self._output.add(delta)
         num_top = self.response.fields.top_logprobs or 0
-        logprobs = chat_logprobs(delta.token_ids, delta.logprobs or (), num_top, shows_ids=self._shows_ids)
-        self._pending_logprobs += logprobs["content"]
+        self._pending_logprobs += chat_logprobs(
+            delta.token_ids, delta.logprobs or (), num_top, shows_ids=self._shows_ids
+        )
         is_other = bool(delta.reasoning or delta.tool_calls)
         if not (delta.content or is_other or delta.finish_reason is not None):
             return iter(())  # the text of these tokens comes later
