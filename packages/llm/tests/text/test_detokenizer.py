@@ -121,6 +121,24 @@ def test_other_decoders_join_to_the_whole_decode_too(kind: str):
     run()
 
 
+def test_a_token_alone_is_decoded_once_for_all_streams():
+    tokenizer, decoded = other.__wrapped__("wordpiece"), list[list[int]]()
+    texts = [streamed(tokenizer, [1, 2, 99, 1], skip_special_tokens=False) for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert dict(tokenizer.token_texts) == {1: tokenizer.decode([1]), 2: tokenizer.decode([2]), 99: None}
+
+    class Recording:
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            decoded.append(token_ids.copy())
+            return tokenizer.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    later = make_detokenizer(tokenizer)
+    assert isinstance(later, WindowDetokenizer)
+    later._decode = functools.partial(Recording().decode, skip_special_tokens=False)
+    assert "".join([later.append(1), later.append(2)]) == tokenizer.decode([1, 2])
+    assert decoded == [[1], [1, 2]]  # and not again the newest one alone
+
+
 def test_each_kind_of_decoder_gets_its_own_detokenizer():
     assert isinstance(make_detokenizer(trained()), ByteLevelDetokenizer)
     assert isinstance(make_detokenizer(other("metaspace")), WindowDetokenizer)
