@@ -26,7 +26,6 @@ from llmstack_engine_core.heap import share_one_heap
 from llmstack_engine_core.plugins import import_lean_torch, load_model_runner
 from llmstack_engine_core.progress import SLOWDOWN, STACKS_SIGNAL, SharedProgress
 from llmstack_types import EngineStartError, LLMStackError
-from llmstack_types.late_methods import methods_compiled_late
 
 if TYPE_CHECKING:
     from llmstack_engine_core.engine_core import EngineCore
@@ -94,7 +93,6 @@ def _remove_places_at_end(order: StartOrder) -> None:
     atexit.register(remove_places, order.directory, order.address)
 
 
-@methods_compiled_late()
 def _import_parts(runners: Sequence[str]) -> dict[str, float]:
     """Imports what an engine core consists of, and model runners; the seconds of each.
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from llmstack_server.apis.batches.errors import BatchError
 from llmstack_server.options.errors import ServeError
-from llmstack_types.late_methods import methods_compiled_late
 
 if TYPE_CHECKING:
     from llmstack_llm.options.resolve import Settings
@@ -28,13 +27,11 @@ class ServeCommand:
     name = "serve"
     help = "serve a model through an OpenAI-compatible HTTP API"
 
-    @methods_compiled_late()
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         from llmstack_server.options.command_line import add_serve_arguments
 
         add_serve_arguments(parser)
 
-    @methods_compiled_late()
     def problems(self, namespace: argparse.Namespace) -> list[str]:
         """A sentence for each option at fault; for a dry run, after the table of all options."""
         settings = serve_settings(namespace)
@@ -55,7 +52,6 @@ class ServeCommand:
 
         return list(missing_modules(settings))
 
-    @methods_compiled_late()
     def run(self, namespace: argparse.Namespace) -> int:
         """Serves until a signal or the engine's death; returns the exit code."""
         try:
