@@ -127,14 +127,14 @@ def test_a_token_alone_is_decoded_once_for_all_streams():
     assert texts[0] == texts[1]
     assert dict(tokenizer.token_texts) == {1: tokenizer.decode([1]), 2: tokenizer.decode([2]), 99: None}
 
-    class Recording:
+    class Backend:
         def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
             decoded.append(token_ids.copy())
             return tokenizer.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     later = make_detokenizer(tokenizer)
     assert isinstance(later, WindowDetokenizer)
-    later._decode = functools.partial(Recording().decode, skip_special_tokens=False)
+    later._decode = functools.partial(Backend().decode, skip_special_tokens=False)
     assert "".join([later.append(1), later.append(2)]) == tokenizer.decode([1, 2])
     assert decoded == [[1], [1, 2]]  # and not again the newest one alone
 
