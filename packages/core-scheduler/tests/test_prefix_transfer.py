@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 from core_scheduler_helpers.steps import make_request, step
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_core_scheduler.media_numbers import MediaNumbers
 from llmstack_core_scheduler.prefix_transfer import PrefixTransfer
-from llmstack_kv_cache import KVCacheManager
+from llmstack_kv_cache import KVCacheGroup, KVCacheManager
+from llmstack_kv_cache.groups import NULL_BLOCK_ID
 from llmstack_types import MediaItem, PrefixMedia
 
 BLOCK_SIZE = 16
@@ -109,3 +112,32 @@ def test_without_numbers_left_nothing_is_imported(monkeypatch: pytest.MonkeyPatc
     media = PrefixMedia("", (MediaItem(bytes(32), "image", 0, 8),))
     assert PrefixTransfer(cache, MediaNumbers()).receive(list(range(33)), "", media) == ([], 0)
     assert cache.num_free_blocks == 8
+
+
+@pytest.mark.parametrize("windows", [(None, 33), (33, None, None), (33,), (17, 40)])
+@given(ends=st.lists(st.integers(1, 700), min_size=1, max_size=4))
+def test_only_blocks_that_were_to_be_filled_are_found_behind_a_window(
+    windows: tuple[int | None, ...], ends: list[int]
+) -> None:
+    groups = [KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
+    cache = KVCacheManager(200, BLOCK_SIZE, groups=groups)
+    scheduler = Scheduler(SchedulerConfig(max_model_len=1024, max_num_seqs=4), cache)
+    filled: set[int] = set()
+    for end in ends:
+        filled.update(scheduler.import_prefix(list(range(end)))[0])
+        found, _ = scheduler.cached_prefix(list(range(end)))
+        assert len(found) == (end - 1) // BLOCK_SIZE * len(windows)
+        for num_tokens in range(1, 701, BLOCK_SIZE):
+            assert filled.issuperset(set(scheduler.cached_prefix(list(range(num_tokens)))[0]) - {NULL_BLOCK_ID})
+        cache.check_integrity()
+
+
+def test_a_window_takes_no_room_for_what_it_has_passed() -> None:
+    cache = KVCacheManager(61, BLOCK_SIZE, groups=[KVCacheGroup("full"), KVCacheGroup("window", 33)])
+    scheduler = Scheduler(SchedulerConfig(max_model_len=1024, max_num_seqs=4), cache)
+    block_ids, _ = scheduler.import_prefix(list(range(641)))
+    assert len(block_ids) == 80
+    assert [number for number in range(40) if block_ids[2 * number + 1] != NULL_BLOCK_ID] == [38, 39]
+    assert scheduler.cached_prefix(list(range(641))) == (block_ids, 0)
+    assert scheduler.cached_prefix(list(range(321))) == ([], 0), "the window's blocks are not there"
+    cache.check_integrity()

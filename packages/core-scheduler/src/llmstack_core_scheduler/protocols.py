@@ -171,11 +171,11 @@ class KVCacheManager(Protocol):
         """Blocks that the request holds, 0 if none; those of sliding windows only if no other request shares them."""
         ...
 
-    def advance(self, request_id: str, num_computed_tokens: int) -> int:
+    def advance(self, request_id: str, num_computed_tokens: int, *, keeps_leader: bool = False) -> int:
         """Frees the blocks that sliding windows have passed: no token from `num_computed_tokens` on attends to them.
 
         The scheduler calls it before it allocates blocks in the same step. Returns the number of computed tokens from
-        which on another call can free more.
+        which on another call can free more. With `keeps_leader` the blocks that tell the prefix stay.
         """
         ...
 
@@ -190,10 +190,10 @@ class KVCacheManager(Protocol):
         """
         ...
 
-    def known_state(self, block_ids: Sequence[int]) -> tuple[int, int]:
-        """The number of blocks of a cached prefix up to a known state, and that state's block; 0 is none.
+    def known_prefix(self, block_ids: list[int], token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+        """The blocks of a prefix that was just found, as far as a known state, and that state's block; 0 is none.
 
-        Without states these are all of them.
+        Those that tell the prefix are among them also where a window has passed.
         """
         ...
 

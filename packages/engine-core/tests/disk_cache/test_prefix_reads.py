@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_engine_core.disk_cache import prefix_reads
+from llmstack_engine_core.disk_cache.file_groups import ONE_GROUP, Extent
 from llmstack_engine_core.disk_cache.prefix_reads import PrefixReads, Turns
-from llmstack_engine_core.disk_cache.prefix_store import Extent
 from llmstack_engine_core.disk_cache.prefix_writes import Cache
 from llmstack_types import EngineCoreRequest, PrefixMedia, SamplingParams
 
@@ -23,7 +23,8 @@ BLOCK_SIZE, NUM_BLOCKS = 16, 12
 class OnDisk:
     """A store that has every prefix in files of one block; a scheduler and a runner that take them."""
 
-    has_states = False
+    groups = ONE_GROUP
+    has_states = needs_end = False
     bytes_per_block = 24
     bytes_per_state = 0
 
@@ -41,6 +42,9 @@ class OnDisk:
 
     def extents(self, start: int, end: int) -> list[Extent]:
         return [Extent(place, place + 1) for place in range(start, end)]
+
+    def stored(self, chain: str, extent: Extent) -> Extent:
+        return extent
 
     def num_bytes(self, extents: list[Extent]) -> int:
         return len(extents) * self.bytes_per_block + self.bytes_per_state

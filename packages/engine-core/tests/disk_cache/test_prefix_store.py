@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_engine_core.disk_cache.block_files import BlockFiles, BlockMissError
-from llmstack_engine_core.disk_cache.prefix_store import MAX_EXTENT_BLOCKS, Extent, PrefixStore
+from llmstack_engine_core.disk_cache.file_groups import Extent
+from llmstack_engine_core.disk_cache.prefix_store import MAX_EXTENT_BLOCKS, PrefixStore
 from llmstack_engine_core.disk_cache.scopes import Scope
 from llmstack_engine_core.kv_transfer.tag import TagMaker
 from llmstack_types import EngineCoreRequest, EngineReady, SamplingParams

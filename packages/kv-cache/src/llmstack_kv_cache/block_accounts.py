@@ -8,15 +8,14 @@ from llmstack_kv_cache.block import BlockTable, check_integer, check_sizes, num_
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError, UnknownRequestError
 from llmstack_kv_cache.events import BlockStored, CompanionStored, EventLog, KVCacheEvent
-from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup, check_groups, interleave
+from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup, check_groups, interleave, leader_of
 from llmstack_kv_cache.integrity import table_inconsistencies
 from llmstack_kv_cache.lookup import NO_LOOKUP
 from llmstack_kv_cache.prefix_walk import PrefixWalk
 from llmstack_kv_cache.releases import SessionAccounts
 from llmstack_kv_cache.session_ledger import NoSessions, SessionLedger
 from llmstack_kv_cache.session_order import SessionOrder
-from llmstack_kv_cache.state_pool import EMPTY_STATE_ID
-from llmstack_kv_cache.states import RequestStates
+from llmstack_kv_cache.states import EMPTY_STATE, RequestStates
 from llmstack_kv_cache.stats import KVCacheStats
 from llmstack_kv_cache.swap import HostBlockPool
 
@@ -86,7 +85,7 @@ class BlockAccounts(SessionAccounts):
         self._prefix_index, self._host_pool = self._pool.prefix_index, HostBlockPool(num_host_blocks)
         self._states = RequestStates(num_state_blocks, self._prefix_index, block_size) if num_state_blocks else None
         self._groups = tuple(groups)
-        self._leader = next((i for i, group in enumerate(groups) if group.sliding_window is None), 0)
+        self._leader = leader_of([group.sliding_window for group in groups])
         self._companions = [number for number in range(len(groups)) if number != self._leader]
         self._prefix_index.group = self._leader if len(groups) > 1 or num_state_blocks else None
         self._prefix_index.state_group = len(groups)
@@ -175,13 +174,16 @@ class BlockAccounts(SessionAccounts):
             for group, one in zip(self._groups, self._by_group(table), strict=True)
         )
 
-    def known_state(self, block_ids: Sequence[int]) -> tuple[int, int]:
-        """The number of blocks of a prefix up to a known state, and that state's block; all, without states."""
-        num_blocks = len(block_ids) // self.num_groups
-        if self._states is None:
-            return num_blocks, EMPTY_STATE_ID
-        state = self._states.find(block_ids[self._leader :: self.num_groups], num_blocks)
-        return state.num_tokens // self.block_size, state.block_id
+    def known_prefix(self, block_ids: list[int], token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+        """The blocks of a found prefix, the leader's passed ones too, up to a known state, if any are; its block."""
+        leader, num_blocks, state = self._leader, len(block_ids) // self.num_groups, EMPTY_STATE
+        if self._states is not None:
+            state = self._states.find(block_ids[leader :: self.num_groups], num_blocks)
+            num_blocks = state.num_tokens // self.block_size
+        known = block_ids[: num_blocks * self.num_groups]
+        if self._groups[leader].sliding_window is not None:
+            known[leader :: self.num_groups], _ = self._prefix_index.find(token_ids, num_blocks, salt)
+        return known, state.block_id
 
     def contents(self, block_ids: Iterable[int]) -> list[int]:
         """The content of each block as a number that no other prefix ever has; 0 where nothing finds the block.

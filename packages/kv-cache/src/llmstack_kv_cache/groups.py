@@ -58,6 +58,11 @@ class KVCacheGroup:
         return min(num_blocks - first, (num_span_tokens + block_size - 2) // block_size + 1)
 
 
+def leader_of(sliding_windows: Sequence[int | None]) -> int:
+    """The group whose blocks tell the prefixes: the first without a window, or the first of all."""
+    return next((number for number, window in enumerate(sliding_windows) if window is None), 0)
+
+
 def interleave(tables: Sequence[Sequence[int]]) -> list[int]:
     """One list of block ids: for each block of tokens the id of every group, group after group."""
     return list(tables[0]) if len(tables) == 1 else [block_id for ids in zip(*tables, strict=True) for block_id in ids]

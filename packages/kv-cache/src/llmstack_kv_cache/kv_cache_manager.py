@@ -47,8 +47,7 @@ class KVCacheManager(BlockAccounts):
         max_blocks = (len(token_ids) - 1) // self.block_size
         finder = self._walks.get(request_id, self._prefix_index)
         block_ids, prefix = finder.find(token_ids, max_blocks, salt)
-        num_tokens, state = len(block_ids) * self.block_size, EMPTY_STATE
-        ends: tuple[int, ...] = ()
+        num_tokens, state, ends = len(block_ids) * self.block_size, EMPTY_STATE, tuple[int, ...]()
         if self._is_plain and self._states is not None:
             self.num_known_tokens, state = num_tokens, self._states.find(block_ids, len(block_ids))
             num_tokens = state.num_tokens
@@ -113,8 +112,8 @@ class KVCacheManager(BlockAccounts):
             self._lookup = NO_LOOKUP
             self._states.note_boundary(request_id, table)
 
-    def advance(self, request_id: str, num_computed_tokens: int) -> int:
-        """Frees the blocks that no token from position `num_computed_tokens` on attends to.
+    def advance(self, request_id: str, num_computed_tokens: int, *, keeps_leader: bool = False) -> int:
+        """Frees the blocks, unless `keeps_leader` the leader's too, that no token from `num_computed_tokens` on sees.
 
         The step that computes the tokens before it has run, or runs before any step that is given blocks from now on.
         Returns the number of computed tokens from which on another block can be freed.
@@ -127,7 +126,8 @@ class KVCacheManager(BlockAccounts):
         if num_computed_tokens > table.num_blocks * self.block_size:
             raise ValueError(f"num_computed_tokens {num_computed_tokens} is not within what the request has")
         for group, one in zip(self._groups, self._by_group(table), strict=True):
-            self._release_passed(one, group.first_needed_block(num_computed_tokens, self.block_size))
+            if not (keeps_leader and one is table):
+                self._release_passed(one, group.first_needed_block(num_computed_tokens, self.block_size))
         return min(group.next_passed_token(num_computed_tokens, self.block_size) for group in self._groups)
 
     def advance_state(

@@ -22,8 +22,8 @@ from llmstack_model_runner.memory.block_copies import BlockCopies, DirectBlockCo
 from llmstack_model_runner.memory.kv_cache_groups import (
     allocate_states,
     allocate_storage,
+    block_layers,
     by_layer,
-    kv_layers,
     max_positions,
 )
 from llmstack_model_runner.memory.layer_reports import LayerReports
@@ -218,7 +218,7 @@ class ModelRunner(SamplingByTexts, WeightUpdates):
             storage = allocate_storage(spec, num_device_blocks, self._device)
             states = allocate_states(spec, num_state_blocks + self._has_device_rows, self._device)
         self._kv_caches = self._layer_reports.over(by_layer(storage, spec, states))
-        self._blocks = BlockTransfer(kv_layers(self._kv_caches, spec), self._recovery, self._device, states)
+        self._blocks = BlockTransfer(block_layers(storage, self._kv_caches, spec), self._recovery, self._device, states)
         self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)
         size = (config.max_num_seqs, spec.vocab_size, self._device)
         rules = [] if self._model is None else self._model.logits_processors(config.max_num_seqs)

@@ -37,13 +37,10 @@ def make_stored_prefixes(
     if not spec.is_causal:  # one of several models, perhaps: as in memory, its prefixes are of no use
         logger.warning("%s: the model is not causal, so that nothing is kept", name)
         return PrefixStage()
-    for is_possible, reason in (
-        (hasattr(runner, "read_kv_blocks"), "the model runner does not hand out KV blocks"),
-        (not spec.table_groups, "layers with sliding windows need --disable-hybrid-kv-cache-manager"),
-    ):  # fmt: skip
-        if not is_possible:
-            raise EngineStartError(f"{name}: {reason}")
+    if not hasattr(runner, "read_kv_blocks"):
+        raise EngineStartError(f"{name}: the model runner does not hand out KV blocks")
     try:
+        from llmstack_engine_core.disk_cache.file_groups import FileGroups
         from llmstack_engine_core.disk_cache.prefix_store import PrefixStore
         from llmstack_engine_core.disk_cache.prefix_writes import Cache
         from llmstack_engine_core.disk_cache.stored_prefixes import StoredPrefixes
@@ -51,10 +48,11 @@ def make_stored_prefixes(
         raise EngineStartError(f"{name} needs {error.name}: install llmstack-server[disk]") from None
     carrying = cast(TransferRunner, runner)
     files, secret = open_files(name, os.path.abspath(config.kv_cache_dir), config.kv_cache_disk_bytes)
-    store = PrefixStore(files, secret, TagMaker(ready, *carrying.kv_block_form()))
+    groups = FileGroups.of([group.sliding_window for group in spec.table_groups] or [None])
+    store = PrefixStore(files, secret, TagMaker(ready, *carrying.kv_block_form()), groups)
     logger.info("KV cache on disk: %d files, %d of at most %d bytes in %s",
                 len(files), files.num_bytes, config.kv_cache_disk_bytes, config.kv_cache_dir)  # fmt: skip
-    return StoredPrefixes(Cache(scheduler, carrying, ready.block_size), store)
+    return StoredPrefixes(Cache(scheduler, carrying, ready.block_size, groups.num_groups), store)
 
 
 def open_files(name: str, path: str, max_bytes: int) -> tuple[BlockFiles, bytes]:

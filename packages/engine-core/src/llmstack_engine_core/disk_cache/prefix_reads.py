@@ -10,7 +10,8 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from llmstack_engine_core.disk_cache.block_files import BlockMissError
-from llmstack_engine_core.disk_cache.prefix_store import Extent, PrefixStore
+from llmstack_engine_core.disk_cache.file_groups import Extent
+from llmstack_engine_core.disk_cache.prefix_store import PrefixStore
 from llmstack_engine_core.disk_cache.prefix_writes import Cache
 from llmstack_engine_core.disk_cache.scopes import Chain
 from llmstack_types import EngineCoreRequest
@@ -132,7 +133,7 @@ class PrefixReads:
         max_blocks = (len(token_ids) - 1) // size
         if max_blocks * size < MIN_NUM_TOKENS or self._store.bytes_per_block > size * MAX_TOKEN_BYTES:
             return False
-        start = len(self._cache.find(request, token_ids)[0])
+        start = self._cache.num_found(request, token_ids)
         if (max_blocks - start) * size < MIN_NUM_TOKENS:
             return False
         self.num_requests += 1
@@ -144,7 +145,7 @@ class PrefixReads:
         if self.is_stuck:
             self._miss(request, "late")
             return False
-        extents = self._store.extents(start, end)
+        extents = [self._store.stored(names, extent) or extent for extent in self._store.extents(start, end)]
         # The state behind a short gain may be larger than what it saves; a file is read as a whole.
         if self._store.num_bytes(extents) > (end - start) * size * MAX_TOKEN_BYTES:
             self._miss(request, "costly")
@@ -193,11 +194,11 @@ class PrefixReads:
         self.causes[request.request_id] = cause
 
     def _pieces(self, extents: list[Extent]) -> deque[list[Extent]]:
-        """The extents in pieces; all in one where a state belongs to them."""
+        """The extents in pieces; all in one where a state or blocks of windows belong to them."""
         extent_bytes = max(extents[0].num_blocks * self._store.bytes_per_block, 1)
         num_extents = min(-(-len(extents) // _NUM_PIECES), _MAX_PIECE_BYTES // extent_bytes)
         num_extents = max(num_extents, _PIECE_BYTES // extent_bytes, 1)
-        if self._store.has_states:
+        if self._store.needs_end:
             num_extents = len(extents)
         return deque(extents[start : start + num_extents] for start in range(0, len(extents), num_extents))
 
@@ -227,7 +228,7 @@ class PrefixReads:
             for extent in extents:
                 contents.append(self._store.read(names, extent))  # noqa: PERF401 (those before a miss count)
         except (BlockMissError, MemoryError) as miss:
-            num_read = 0 if self._store.has_states else len(contents)
+            num_read = 0 if self._store.needs_end else len(contents)
             cause = miss.cause if isinstance(miss, BlockMissError) else "no_room"
             return _Piece(extents[:num_read], contents, bytearray(), extents[len(contents) :], cause)
         return _Piece(extents, contents, state)
@@ -269,17 +270,18 @@ class PrefixReads:
         size, end = self._cache.block_size, piece.extents[-1].end
         token_ids = one.token_ids[: end * size + 1]
         # Before anything is made findable: the blocks before these may have been evicted again.
-        if len(self._cache.find(one.request, token_ids)[0]) < piece.extents[0].start:
+        if self._cache.num_found(one.request, token_ids) < piece.extents[0].start:
             return "evicted"
         block_ids, state_id = self._cache.take(one.request, token_ids)
         if not (block_ids or state_id):
-            return "" if len(self._cache.find(one.request, token_ids)[0]) >= end else "no_room"
-        first = end - len(block_ids)
+            return "" if self._cache.num_found(one.request, token_ids) >= end else "no_room"
+        first, groups = end - len(block_ids) // self._cache.num_groups, self._store.groups
         for extent, content in zip(piece.extents, piece.contents, strict=True):
-            start = max(extent.start, first)
-            if start < extent.end and content:
-                ids = block_ids[start - first : extent.end - first]
-                self._cache.runner.write_kv_blocks(ids, memoryview(content), start - extent.start)
+            places = groups.places(block_ids, first, extent)
+            if places and content:
+                self._cache.runner.write_kv_blocks(
+                    places, memoryview(content), groups.num_entries(extent) - len(places)
+                )
         if state_id:
             self._cache.runner.write_kv_blocks([], memoryview(piece.state), 0, state_id)
         self._count(one, piece, end)

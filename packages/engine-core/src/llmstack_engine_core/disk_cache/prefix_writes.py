@@ -10,7 +10,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from llmstack_core_scheduler.request import prefix_salt
-from llmstack_engine_core.disk_cache.prefix_store import Extent, PrefixStore
+from llmstack_engine_core.disk_cache.file_groups import Extent
+from llmstack_engine_core.disk_cache.prefix_store import PrefixStore
 from llmstack_engine_core.disk_cache.scopes import Chain
 from llmstack_engine_core.disk_cache.write_behind import Pace, Sealable, WriteBehind
 from llmstack_engine_core.protocols import TransferRunner
@@ -25,15 +26,23 @@ _ROOM_INTERVAL_S: Final = 0.001
 
 
 class Cache(NamedTuple):
-    """The prefix cache in memory: what finds its blocks, what reads and writes them, and their size in tokens."""
+    """The prefix cache in memory: what finds its blocks, what reads and writes them, and their size in tokens.
+
+    Lists of block ids have one of each of `num_groups` groups of layers for each block of tokens.
+    """
 
     scheduler: Scheduler
     runner: TransferRunner
     block_size: int
+    num_groups: int = 1
 
     def find(self, request: EngineCoreRequest, token_ids: Sequence[int]) -> tuple[list[int], int]:
         """The blocks of the longest prefix that a request with these tokens finds, and its state."""
         return self.scheduler.cached_prefix(token_ids, *_scope_of(request))
+
+    def num_found(self, request: EngineCoreRequest, token_ids: Sequence[int]) -> int:
+        """The number of blocks of tokens in that prefix."""
+        return len(self.find(request, token_ids)[0]) // self.num_groups
 
     def take(self, request: EngineCoreRequest, token_ids: Sequence[int]) -> tuple[list[int], int]:
         """Makes all blocks findable but that of the last token; those that are to be filled, and their state."""
@@ -160,43 +169,46 @@ class PrefixWrites:
         if is_kept and job.extents:
             return
         self._jobs.end()
-        if is_kept and self._store.has_states and self._is_new(chain.state_name(chain.num_blocks)):
+        if is_kept and self._store.has_states and self._is_new_name(chain.state_name(chain.num_blocks)):
             self._copy_state(job, chain)
         self.behind.after(partial(self._store.touch, chain, chain.num_blocks))
 
     def _look_up(self, job: _Job) -> Chain:
         job.block_ids, _ = self._cache.find(job.request, job.token_ids)
         job.contents = self._cache.scheduler.contents(job.block_ids)
-        job.token_ids = job.token_ids[: len(job.block_ids) * self._cache.block_size + 1]
+        num_blocks = len(job.block_ids) // self._cache.num_groups
+        job.token_ids = job.token_ids[: num_blocks * self._cache.block_size + 1]
         job.chain = self._store.chain(job.request, job.token_ids)
-        job.extents.extend(self._store.extents(0, len(job.block_ids)))
+        # Those of windows first: the windows of requests that go on pass them.
+        job.extents.extend(sorted(self._store.extents(0, num_blocks), key=lambda extent: not extent.window))
         return job.chain
 
     def _copy_extent(self, job: _Job, chain: Chain) -> bool:
         """Copies the next extent, and passes those before it that are there; False if it is lost."""
         for _ in range(min(len(job.extents), MAX_NUM_KNOWN)):
             extent = job.extents.popleft()
-            if not self._is_new(chain.name(extent.end)):
+            if self._store.stored(chain, extent) or not self._is_new_name(self._store.name(chain, extent)):
                 continue
-            block_ids = job.block_ids[extent.start : extent.end]
-            if self._cache.scheduler.contents(block_ids) != job.contents[extent.start : extent.end]:
+            groups = self._store.groups
+            block_ids, contents = groups.entries(job.block_ids, extent), groups.entries(job.contents, extent)
+            if not all(contents) or self._cache.scheduler.contents(block_ids) != contents:
                 return False
             text, start = self._store.content(chain, extent)
             if self._store.bytes_per_block:
                 with memoryview(text) as view, view[start:] as out:
                     self._cache.runner.read_kv_blocks(block_ids, out)
-            self.behind.add(Sealable(chain.scope, chain.name(extent.end), text))
+            self.behind.add(Sealable(chain.scope, self._store.name(chain, extent), text))
             break
         return True
 
     def _copy_state(self, job: _Job, chain: Chain) -> None:
         block_ids, state_id = self._cache.find(job.request, job.token_ids)
-        if len(block_ids) < chain.num_blocks:
+        if len(block_ids) < chain.num_blocks * self._cache.num_groups:
             return
         text, start = self._store.state_content(chain)
         with memoryview(text) as view, view[start:] as out:
             self._cache.runner.read_kv_blocks([], out, state_id)
         self.behind.add(Sealable(chain.scope, chain.state_name(chain.num_blocks), text))
 
-    def _is_new(self, name: str) -> bool:
+    def _is_new_name(self, name: str) -> bool:
         return name not in self._store.files and name not in self.behind

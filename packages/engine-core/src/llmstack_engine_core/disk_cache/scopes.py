@@ -132,6 +132,10 @@ class Chain:
         """The name of the state after the first `end` blocks."""
         return self._scope.digest(b"state" + self._digest(end)).hex()
 
+    def window_name(self, start: int, end: int, window: int) -> str:
+        """The name of blocks from `start` to `end` of the groups with a sliding window."""
+        return self._scope.digest(b"window" + msgpack.packb((window, end - start)) + self._digest(end)).hex()
+
     def _digest(self, end: int) -> bytes:
         """The digest of the first `end` blocks. It is made when asked for: few ever are for a prompt not on disk."""
         digests = self._digests

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from llmstack_engine_core.disk_cache.file_groups import Extent
 from llmstack_engine_core.disk_cache.open_store import open_files
-from llmstack_engine_core.disk_cache.prefix_store import Extent, PrefixStore
+from llmstack_engine_core.disk_cache.prefix_store import PrefixStore
 from llmstack_engine_core.disk_cache.scopes import Chain
 from llmstack_engine_core.kv_transfer.tag import TagMaker
 from llmstack_types import EngineCoreRequest, EngineReady, SamplingParams
@@ -32,7 +33,7 @@ def texts() -> Iterator[list[int]]:
 
 def blocks_of(chain: Chain, extent: Extent) -> bytes:
     """What belongs to the tokens, and to no others."""
-    return hashlib.shake_128(chain.head(*extent)).digest(extent.num_blocks * BLOCK_BYTES)
+    return hashlib.shake_128(chain.head(extent.start, extent.end)).digest(extent.num_blocks * BLOCK_BYTES)
 
 
 def write_endlessly(folder: Path, seed: int, begin: Callable[[], object]) -> NoReturn:

@@ -155,8 +155,10 @@ def _divide(blocks: torch.Tensor, group: KVCacheGroupSpec) -> Storage:
     ]
 
 
-def kv_layers(layers: Storage, spec: KVCacheSpec) -> Storage:
-    """The tensors of the layers without a state."""
+def block_layers(storage: Storage, layers: Storage, spec: KVCacheSpec) -> Storage:
+    """The tensors that make up a block: those of the layers without a state, or those that groups share."""
+    if spec.table_groups:
+        return storage
     return [layers[number] for number in sorted(layer for group in spec.kv_groups for layer in group.layers)]
 
 
