@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Final, NamedTuple
 
 from llmstack_output_parsers.json_calls import MAX_NAME_CHARS, JsonCallParser
 from llmstack_output_parsers.marked_json import MarkedJsonToolParser
 from llmstack_output_parsers.parser import ToolParser, ToolSchemas
-from llmstack_output_parsers.pattern_steps import Work, WorkLimitError
-from llmstack_output_parsers.patterns import compiled
 from llmstack_output_parsers.pythonic import Lfm2ToolParser
 from llmstack_output_parsers.reader import Steps
 from llmstack_output_parsers.reasoning import ThinkParser
 from llmstack_output_parsers.registry import ReasoningParserFactory, ToolParserFactory
 from llmstack_output_parsers.schema_values import Schemas, json_text
 from llmstack_output_parsers.template_fields import PYTHON_CALLS, Field, ResponseTemplateError, read_fields
-from llmstack_output_parsers.template_values import CONTENT_READERS, transformed
+from llmstack_output_parsers.template_values import CONTENT_READERS, MAX_PATTERN_S, transformed
 
 MAX_OPENING_CHARS: Final = 512
 """Of a text that a pattern is to match, such as a tag with the name of a function."""
@@ -158,20 +157,26 @@ class TemplateToolParser(ToolParser):
                 self.begin_call(name)
                 self.add_arguments(arguments)
 
-    def _read_opening(self, text: str) -> Steps[Mapping[str, str] | None]:
-        """The groups of the pattern, which `text` begins; None if what follows does not match it, or takes too long."""
+    def _read_opening(self, text: str) -> Steps[dict[str, str] | None]:
+        """The groups of the pattern, which `text` begins; None if what follows does not match it, or not in time."""
         if not self._field.open_pattern:
             return {}
-        pattern, work = compiled(self._field.open_pattern), Work(MAX_OPENING_CHARS)  # all characters share the work
-        while len(text) < MAX_OPENING_CHARS:
-            character = yield from self.reader.peek()
-            try:
-                found, is_decided = pattern.match(text + character, 0, work)
-            except WorkLimitError:
-                return None
-            if not character or (is_decided and (found is None or found.end <= len(text))):
-                return None if found is None else found.groups
-            text += self.reader.take(1)
+        import regex  # late: few templates have patterns
+
+        pattern, left_s = regex.compile(self._field.open_pattern, regex.DOTALL), MAX_PATTERN_S
+        try:
+            while len(text) < MAX_OPENING_CHARS and left_s > 0:  # all characters have the time of one text
+                character = yield from self.reader.peek()
+                begun_s = perf_counter()
+                found = pattern.match(text + character, partial=bool(character), timeout=left_s)
+                left_s -= perf_counter() - begun_s
+                if found is None:
+                    return None
+                if not character or (not found.partial and found.end() <= len(text)):
+                    return {name: value for name, value in found.groupdict().items() if value is not None}
+                text += self.reader.take(1)
+        except TimeoutError:
+            pass
         return None
 
     def _read_body(self) -> Steps[str | None]:
@@ -187,14 +192,14 @@ class TemplateToolParser(ToolParser):
                 yield
         return None
 
-    def _calls_of(self, values: Mapping[str, str], body: str) -> list[tuple[str, str]]:
+    def _calls_of(self, values: dict[str, str], body: str) -> list[tuple[str, str]]:
         """Names and the JSON text of arguments; none where the text has another form."""
         field = self._field
         try:
             content = CONTENT_READERS[field.content](body, field.content_args)
             scopes = [{**values, **entry} for entry in content] if field.is_each else [{**values, "content": content}]
             return [self._call(transformed(field.transform, scope)[_CALL]) for scope in scopes]
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError, TimeoutError):
             return []
 
     def _call(self, given: Mapping[str, object]) -> tuple[str, str]:

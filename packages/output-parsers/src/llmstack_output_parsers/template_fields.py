@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from llmstack_output_parsers.pattern_syntax import PatternError
-from llmstack_output_parsers.patterns import compiled
 from llmstack_output_parsers.template_values import CONTENT_READERS
 
 VERSION: Final = 1
@@ -64,8 +62,9 @@ class Field:
         """Texts around the field that may be special tokens."""
         if not self.open_pattern:
             return (*self.opens, *self.closes)
-        bare = _without_groups(self.open_pattern).replace("\\", "")
-        found = [bare[one.start : one.end] for one in compiled(_TAG).find_all(bare)]
+        import regex  # late: few templates have patterns
+
+        found = regex.findall(_TAG, regex.sub(_GROUP, "", self.open_pattern).replace("\\", ""))
         return tuple(dict.fromkeys((*found, *self.closes)))
 
 
@@ -115,9 +114,15 @@ def _check_patterns(name: str, found: Field) -> None:
         _check_separators(name, args)
     tags = [str(args.get("tag_pattern") or "") for content, args in readers if content == "xml-inline"]
     patterns = [*tags, *filter(None, (found.open_pattern,))]
+    if not patterns and not any(args.get("unquoted_keys") for _, args in readers):
+        return
     try:
-        groups = [set(compiled(pattern).groups) for pattern in patterns]
-    except PatternError as error:
+        import regex  # late: few templates need it
+    except ImportError as error:
+        raise ResponseTemplateError("its patterns need the package regex") from error
+    try:
+        groups = [set(regex.compile(pattern).groupindex) for pattern in patterns]
+    except regex.error as error:
         raise ResponseTemplateError(f"field '{name[:32]}' has a malformed pattern: {error}") from error
     if not all("key" in one for one in groups[: len(tags)]):
         raise ResponseTemplateError(f"field '{name[:32]}' has a pattern without a group 'key'")
@@ -133,16 +138,6 @@ def _check_separators(name: str, args: Mapping[str, object]) -> None:
         raise ResponseTemplateError(f"field '{name[:32]}' has no pairs of quotes in 'string_delims'")
     if not all(isinstance(text, str) and text for text in (*texts, *(text for pair in delims for text in pair))):
         raise ResponseTemplateError(f"field '{name[:32]}' has a separator that is no text")
-
-
-def _without_groups(pattern: str) -> str:
-    """The pattern without the beginnings of named groups."""
-    pieces: list[str] = []
-    start = 0
-    for found in compiled(_GROUP).find_all(pattern):
-        pieces.append(pattern[start : found.start])
-        start = found.end
-    return "".join((*pieces, pattern[start:]))
 
 
 def _texts(name: str, given: object) -> tuple[str, ...]:

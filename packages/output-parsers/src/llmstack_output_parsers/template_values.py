@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from llmstack_output_parsers.patterns import compiled
-
+MAX_PATTERN_S: Final = 0.05
+"""A regular expression of a checkpoint takes no longer on one text."""
+_BARE_KEY: Final = r'"(?:\\.|[^"\\])*"|(?<=[{,])(\s*)(\w+)(\s*):'
 _OPEN, _CLOSE = "\x01", "\x02"
 Arguments = Mapping[str, Any]
 
@@ -24,7 +25,9 @@ def _json(text: str, args: Arguments) -> Any:
     for opening, closing in args.get("string_delims") or ():
         text = _without_strings(text, opening, closing, strings)
     if args.get("unquoted_keys"):
-        text = _with_quoted_keys(text)
+        import regex  # late, as below
+
+        text = regex.sub(_BARE_KEY, _quoted_key, text, timeout=MAX_PATTERN_S)
     text = _with_strings(text, strings)
     try:
         return json.loads(text)
@@ -54,50 +57,18 @@ def _with_strings(text: str, strings: list[str]) -> str:
     return "".join((first, *(f"{json.dumps(strings[int(number)])}{behind}" for number, _, behind in parts)))
 
 
-def _with_quoted_keys(text: str) -> str:
-    """The text with quotes around keys that have none, in one pass; strings stay as they are."""
-    pieces: list[str] = []
-    start = index = 0
-    while index < len(text):
-        opening, index = text[index], index + 1
-        if opening == '"':
-            index = _end_of_string(text, index)
-        elif opening in "{,":
-            key = _skip(text, index, str.isspace)
-            index = _skip(text, key, _is_of_name)
-            colon = _skip(text, index, str.isspace)
-            if index > key and text[colon : colon + 1] == ":":
-                pieces += [text[start:key], f'"{text[key:index]}"']
-                start = index
-    return "".join((*pieces, text[start:]))
-
-
-def _end_of_string(text: str, index: int) -> int:
-    """The place behind the quote that ends a string; the end of the text where none does."""
-    while (quote := text.find('"', index)) >= 0:
-        num_escapes = quote - index - len(text[index:quote].rstrip("\\"))
-        index = quote + 1
-        if num_escapes % 2 == 0:
-            return index
-    return len(text)
-
-
-def _skip(text: str, index: int, accepts: Callable[[str], bool]) -> int:
-    while index < len(text) and accepts(text[index]):
-        index += 1
-    return index
-
-
-def _is_of_name(char: str) -> bool:
-    return char.isalnum() or char == "_"
+def _quoted_key(found: Any) -> str:
+    return found[0] if found[2] is None else f'{found[1]}"{found[2]}"{found[3]}:'
 
 
 def _tags(text: str, args: Arguments) -> dict[str, Any]:
     """Keys and values as a pattern finds them, such as `<parameter=city>Paris</parameter>`."""
+    import regex  # late: it bounds the time of a pattern, and few templates have one
+
     found: dict[str, Any] = {}
     repeated: set[str] = set()
-    for match in compiled(args["tag_pattern"]).find_all(text):
-        key, value = match.groups["key"], _part(match.groups.get("value", ""), args)
+    for match in regex.finditer(args["tag_pattern"], text, flags=regex.DOTALL, timeout=MAX_PATTERN_S):
+        key, value = match["key"], _part(match.groupdict().get("value") or "", args)
         if key not in found or not args.get("merge_duplicates"):
             found[key] = value
             continue
