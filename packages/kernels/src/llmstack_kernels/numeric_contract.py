@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from llmstack_kernels.dispatch import TRITON, implementation
+from llmstack_kernels.key_selection.native import supports_head_dim as supports_index_dim
 from llmstack_kernels.paged_attention.native import supports_head_dim
 
 _NATIVE = "native"
@@ -32,17 +33,25 @@ _OP_TO_KEEPERS = {
 _STATE_OP_TO_KEEPERS = dict.fromkeys(
     ("causal_convolution", "gated_delta_rule", "selective_scan", "state_space_scan"), (_NATIVE,)
 )
+_SELECTION_TO_KEEPERS = {"key_selection": (_NATIVE,)}
 
 
 def find_breaches(
-    device_type: str, dtype: torch.dtype, head_dim: int, is_batch_invariant: bool = False, has_states: bool = False
+    device_type: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    is_batch_invariant: bool = False,
+    has_states: bool = False,
+    index_dim: int = 0,
 ) -> Iterator[str]:
     """The operations that break the contract for a decoder on a type of device; none if it holds.
 
     `is_batch_invariant` is what its linear layers were packed with, and its attention is called with. `has_states`:
-    Some of its layers keep a state of all tokens. `head_dim`: 0 for a model without attention.
+    Some of its layers keep a state of all tokens. `head_dim`: 0 for a model without attention. `index_dim`: Numbers of
+    an indexer's key; 0 without one.
     """
-    for op, keepers in (_OP_TO_KEEPERS | (_STATE_OP_TO_KEEPERS if has_states else {})).items():
+    ops = _OP_TO_KEEPERS | (_STATE_OP_TO_KEEPERS if has_states else {})
+    for op, keepers in (ops | (_SELECTION_TO_KEEPERS if index_dim else {})).items():
         backend = _backend(op, device_type)
         if backend == TRITON and op in _SPEED:
             if not is_batch_invariant:
@@ -51,6 +60,8 @@ def find_breaches(
             yield f"{op} runs in {'Triton' if backend == TRITON else 'PyTorch'}"
     if head_dim and _backend("paged_attention", device_type) == _NATIVE and not supports_head_dim(head_dim):
         yield f"attention with a head_dim of {head_dim} runs in PyTorch"
+    if index_dim and _backend("key_selection", device_type) == _NATIVE and not supports_index_dim(index_dim):
+        yield f"an indexer with keys of {index_dim} numbers runs in PyTorch"
 
 
 def _backend(op: str, device_type: str) -> str:
