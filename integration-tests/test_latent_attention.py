@@ -1,4 +1,4 @@
-"""DeepSeek through the whole engine equals transformers: ranks, stages, blocks, chunks, forks, swaps and transfer."""
+"""DeepSeek and GLM-5 through the whole engine equal transformers: ranks, stages, blocks, chunks, forks and swaps."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ NUM_OUTPUT_TOKENS = 16
 SHARED_PREFIX = [(7 * i + 3) % 97 for i in range(33)]
 PROMPTS = [SHARED_PREFIX + [(11 * i + j) % 97 for j in range(1 + 5 * i)] for i in range(6)]
 CONFIG: dict[str, Any] = tiny.DEEPSEEK | {"max_position_embeddings": 128}
+# Contexts of 34 to 80 tokens, of which 16 are attended to. With fewer heads several keys of a token may score 0.
+SPARSE = CONFIG | {"index_topk": 16, "index_n_heads": 24, "index_head_dim": 32}
+SHARED = {"indexer_types": ["full", "shared", "full", "shared"], "num_hidden_layers": 4, "n_group": 1, "topk_group": 1}
+# With the seed of the weights: some of each model's continuations repeat, so that drafts are accepted.
+FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "dense": ("DeepseekV3", CONFIG, 1),
+    "sparse": ("DeepseekV32", SPARSE, 1),
+    "sparse, shared selections": ("GlmMoeDsa", SPARSE | SHARED, 7),
+}
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 ENGINES: dict[str, dict[str, Any]] = {
     **{f"blocks of {size}": {"block_size": size} for size in (1, 8, 16)},
@@ -35,11 +44,15 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[list[int]]]:
     """A random checkpoint, and what transformers continues each prompt with."""
-    torch.manual_seed(1)
-    model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**CONFIG)).eval()
+    family, config, seed = FAMILIES[request.param]
+    config_class, model_class = (getattr(transformers, f"{family}{kind}") for kind in ("Config", "ForCausalLM"))
+    torch.manual_seed(seed)
+    model = model_class(config_class(**config)).eval()
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
             buffer.copy_(torch.randn_like(buffer) * 0.2)
@@ -75,12 +88,20 @@ def expected_logprobs(checkpoint: tuple[Path, list[list[int]]]) -> list[list[flo
     return found
 
 
+def options_of(engine: str, folder: Path) -> dict[str, Any]:
+    """Where only some layers have an indexer, a request has three block tables, and needs as many times the blocks."""
+    options, config = ENGINES[engine], json.loads((folder / "config.json").read_text())
+    if "shared" not in config.get("indexer_types", ()) or "num_kv_blocks" not in options:
+        return options
+    return options | {"num_kv_blocks": 3 * options["num_kv_blocks"]}
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_greedy_tokens_equal_transformers_and_bits_those_of_one_prompt_alone(
     checkpoint: tuple[Path, list[list[int]]], expected_logprobs: list[list[float]], engine: str
 ) -> None:
     folder, continuations = checkpoint
-    options = ENGINES[engine]
+    options = options_of(engine, folder)
     params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=3)
     with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **options) as llm:
         for _ in range(2):  # the second time with prefix hits
@@ -103,14 +124,16 @@ def test_several_answers_and_beams_of_a_prompt_share_its_latents(checkpoint: tup
     assert [list(answer.token_ids) for answer in output.outputs] == [continuations[2]] * 3
 
 
-@pytest.fixture(scope="module")
-def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["dense", "sparse"])
+def chat_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint with the embedded model's tokenizer and template, as a user would have one."""
     source, folder = model_path(), tmp_path_factory.mktemp("chat")
     vocab_size = json.loads((source / "config.json").read_text())["vocab_size"]
     torch.manual_seed(2)
-    config = transformers.DeepseekV3Config(**(CONFIG | {"vocab_size": vocab_size, "max_position_embeddings": 512}))
-    transformers.DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    family, config, _ = FAMILIES[request.param]
+    config_class, model_class = (getattr(transformers, f"{family}{kind}") for kind in ("Config", "ForCausalLM"))
+    sizes = {"vocab_size": vocab_size, "max_position_embeddings": 512}
+    model_class(config_class(**(config | sizes))).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (source / name).exists():
             shutil.copy(source / name, folder)

@@ -24,6 +24,17 @@ _BAMBA: Mapping[str, Any] = {
     "intermediate_size": 14_336,
     "num_key_value_heads": 8,
 }
+_DEEPSEEK_V3: Mapping[str, Any] = {
+    "vocab_size": 129_280,
+    "hidden_size": 7168,
+    "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 4096,
+}
 _MISTRAL: Mapping[str, Any] = {
     **_LLAMA,
     "intermediate_size": 14_336,
@@ -96,17 +107,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "n_shared_experts": 2,
         "moe_intermediate_size": 1407,
     },
-    "deepseek_v3": {
-        "vocab_size": 129_280,
-        "hidden_size": 7168,
-        "intermediate_size": 18_432,
-        "moe_intermediate_size": 2048,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "max_position_embeddings": 4096,
-    },
+    "deepseek_v3": _DEEPSEEK_V3,
+    "deepseek_v32": {**_DEEPSEEK_V3, "max_position_embeddings": 163_840},
     "distilbert": {"vocab_size": 30_522, "max_position_embeddings": 512},
     "ernie4_5": {
         "vocab_size": 103_424,
@@ -151,6 +153,18 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "n_routed_experts": 128,
         "num_experts_per_tok": 8,
         "max_position_embeddings": 131_072,
+    },
+    "glm_moe_dsa": {
+        **_DEEPSEEK_V3,
+        "vocab_size": 154_880,
+        "hidden_size": 6144,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "max_position_embeddings": 202_752,
     },
     "gpt2": {"vocab_size": 50_257, "n_positions": 1024},
     "gpt_neox": {

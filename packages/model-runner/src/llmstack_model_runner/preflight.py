@@ -176,7 +176,7 @@ def adapted_layers_of(architecture: str) -> tuple[str, ...]:
     if target is None:
         return ()
     has_experts = target.partition(":")[0].endswith(
-        (".deepseek", ".ernie_moe", ".glm4_moe", ".mixture_of_experts", ".gpt_oss")
+        (".deepseek", ".ernie_moe", ".glm4_moe", ".mixture_of_experts", ".gpt_oss", ".sparse_deepseek")
     )
     return ("attention", "experts" if has_experts else "feed-forward", *_ENDS)
 

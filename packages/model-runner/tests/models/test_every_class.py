@@ -24,7 +24,7 @@ REFUSED = {
     "?", "DeepseekV4ForCausalLM", "InklingForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM",
     "ZayaForCausalLM", "xLSTMForCausalLM",
 }  # fmt: skip
-QUICK = ("FlintForCausalLM", "DeepseekV32ForCausalLM", "Lfm2ForCausalLM")
+QUICK = ("FlintForCausalLM", "AXK2ForCausalLM", "Lfm2ForCausalLM")
 
 
 @pytest.mark.parametrize(

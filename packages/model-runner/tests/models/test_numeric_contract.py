@@ -51,6 +51,11 @@ LLAMA: dict[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 256,
 }
+DEEPSEEK = LLAMA | {
+    "architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 1,
+    "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 22,
+    "kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"], "vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 3,
@@ -64,12 +69,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 5, "num_experts_per_tok": 3,
         "moe_intermediate_size": 22,
     },
-    "deepseek": LLAMA
-    | {
-        "architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 1,
-        "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 22,
-        "kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
-    },
+    "deepseek": DEEPSEEK,
+    "deepseek with an indexer": DEEPSEEK
+    | {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 48, "index_n_heads": 5, "index_head_dim": 32},
     "gemma2": LLAMA
     | {
         "architectures": ["Gemma2ForCausalLM"], "hidden_size": 48, "query_pre_attn_scalar": 5,

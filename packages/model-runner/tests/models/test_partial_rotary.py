@@ -46,6 +46,12 @@ OWN_SIZES = {
     }
     for name in ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 }  # fmt: skip
+OWN_SIZES |= {
+    name: OWN_SIZES["DeepseekV3ForCausalLM"] | {
+        "q_lora_rank": 16, "index_topk": 4, "index_n_heads": 16, "index_head_dim": 24
+    }
+    for name in ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+}  # fmt: skip
 OWN_SIZES["Glm4MoeForCausalLM"] = {key: value for key, value in SIZES.items() if key != "num_local_experts"} | {
     "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2,
 }  # fmt: skip

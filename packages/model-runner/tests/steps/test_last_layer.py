@@ -40,6 +40,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 22,
         "kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
     },
+    "selected latents": BASE
+    | {
+        "architectures": ["GlmMoeDsaForCausalLM"], "first_k_dense_replace": 1, "indexer_types": ["full", "shared"],
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 22, "index_topk": 12,
+        "kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    },
     "experts": BASE
     | {
         "architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 3, "head_dim": 16, "num_experts": 5,

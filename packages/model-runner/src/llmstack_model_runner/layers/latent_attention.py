@@ -26,12 +26,18 @@ from llmstack_kernels.paged_attention import AttentionInputs, paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_kernels.rotary_embedding import rotary_embedding
 from llmstack_model_runner.layers.attention_metadata import LayerStep
+from llmstack_model_runner.layers.key_indexer import (
+    IndexerSettings,
+    KeyIndexer,
+    attend_to_selected,
+    selected_before,
+)
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.mixer import Mixer
 from llmstack_model_runner.layers.norm import RMSNorm
 from llmstack_model_runner.layers.packing import packing
-from llmstack_model_runner.layers.rotary import RotaryEmbedding
+from llmstack_model_runner.layers.rotary import RotaryEmbedding, rotary_order
 from llmstack_model_runner.layers.sharding import sharding, spread
 from llmstack_model_runner.layers.weight_slot import WeightPart, WeightSlot, collect_slots
 
@@ -63,6 +69,7 @@ class LatentSettings:
         has_head_gates: What a head attends to is multiplied by the sigmoid of a gate.
         is_interleaved: RoPE rotates neighbouring numbers of the checkpoint; otherwise those of the two halves.
         growth: How queries grow with their position; None where they do not.
+        indexer: What selects the tokens that are attended to; None where these are all.
     """
 
     num_heads: int
@@ -76,6 +83,7 @@ class LatentSettings:
     has_head_gates: bool = False
     is_interleaved: bool = True
     growth: QueryGrowth | None = None
+    indexer: IndexerSettings | None = None
 
     @property
     def width(self) -> int:
@@ -95,7 +103,11 @@ class LatentAttention(Mixer):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`prefix` is that of the layer's tensors, such as `model.layers.0.self_attn.`. Without RoPE all is plain."""
+        """`prefix` is that of the layer's tensors, such as `model.layers.0.self_attn.`. Without RoPE all is plain.
+
+        Raises:
+            ValueError: An indexer has nothing to make its queries of.
+        """
         self._settings = settings
         self._rotary = rotary
         self._is_batch_invariant = packing().is_batch_invariant
@@ -118,10 +130,15 @@ class LatentAttention(Mixer):
         query_size = num_heads * (settings.plain_dim + settings.rotary_dim)
         layout = {"part_to_row_order": _query_order(settings), "part_to_outputs": _query_outputs(settings, heads)}
         self._query_up = linear(rank or size, "q_proj" if rank is None else "q_b_proj", query_size, False, **layout)
-        order = torch.cat((torch.arange(settings.rank), settings.rank + _rotary_order(settings)))
+        order = torch.cat((torch.arange(settings.rank), settings.rank + _rotated(settings)))
         self._latent = linear(size, "kv_a_proj_with_mqa", settings.width, has_bias, part_to_row_order=order)
         self._latent_norm = norm("kv_a_layernorm", settings.rank)
         self._heads = _HeadProducts(f"{prefix}kv_b_proj", settings, heads, dtype, device)
+        self._indexer: KeyIndexer | None = None
+        if settings.indexer is not None and not settings.indexer.is_shared:
+            if rank is None or rotary is None:
+                raise ValueError("config.json: an indexer needs q_lora_rank and a rotary embedding.")
+            self._indexer = KeyIndexer(f"{prefix}indexer.", size, rank, settings.indexer, rotary, dtype, device)
         self._gates = None
         if settings.has_head_gates:
             self._gates = linear(size, "g_proj", num_heads, False, part_to_outputs=[heads])
@@ -137,7 +154,9 @@ class LatentAttention(Mixer):
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all projections and norms."""
         query = [self._query_down, self._query_norm, self._query_up]
-        return collect_slots([*query, self._latent, self._latent_norm, self._heads, self._gates, self._out])
+        return collect_slots(
+            [*query, self._latent, self._latent_norm, self._heads, self._indexer, self._gates, self._out]
+        )
 
     def __call__(
         self,
@@ -145,9 +164,9 @@ class LatentAttention(Mixer):
         step: LayerStep,
     ) -> torch.Tensor:  # [num_queries, size]
         """Writes the tokens' latents to the cache, then attends."""
-        settings, (cache,), metadata = self._settings, step.kv_cache, step.metadata
-        latent = self._latent(x)
-        plain, rotated = self._queries(x), latent[:, settings.rank :].unsqueeze(1)
+        settings, cache, metadata = self._settings, step.kv_cache[0], step.metadata
+        latent, query_latent = self._latent(x), self._query_latent(x)
+        plain, rotated = self._query_up(query_latent), latent[:, settings.rank :].unsqueeze(1)
         if settings.growth is not None:
             plain = plain * settings.growth.of(step.positions).to(plain.dtype)[:, None]
         query, key = plain.split([self._num_heads * settings.plain_dim, self._num_heads * settings.rotary_dim], dim=-1)
@@ -157,38 +176,50 @@ class LatentAttention(Mixer):
         stored = torch.cat((self._latent_norm(latent[:, : settings.rank]), rotated.squeeze(1)), dim=-1)
         key_scale, value_scale = self.kv_scales.of(cache)
         reshape_and_cache(stored.unsqueeze(1), None, cache, None, metadata.slot_mapping, key_scale)
+        selected = self._select(x, query_latent, step, key_scale)
         query, key = metadata.of_queries(query), metadata.of_queries(key)
         groups = self._heads.row_groups(query.shape[0])
         absorbed = self._heads.to_latents(query.unflatten(1, (self._num_heads, -1)), groups)
-        attended = paged_attention(
-            AttentionInputs(
-                torch.cat((absorbed, key), dim=-1),
-                cache,
-                cache[..., : settings.rank],
-                metadata.query_start_loc,
-                metadata.seq_lens,
-                metadata.block_tables,
-                settings.scale,
-                query_start_loc_list=metadata.query_start_loc_list,
-                seq_lens_list=metadata.seq_lens_list,
-                max_query_len=metadata.max_query_len,
-                key_scale=key_scale,
-                value_scale=value_scale,
-                plan=step.plans.get(None),
-                decodes_as_prefills=self._is_batch_invariant,
-            )
+        inputs = AttentionInputs(
+            torch.cat((absorbed, key), dim=-1),
+            cache,
+            cache[..., : settings.rank],
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_tables,
+            settings.scale,
+            query_start_loc_list=metadata.query_start_loc_list,
+            seq_lens_list=metadata.seq_lens_list,
+            max_query_len=metadata.max_query_len,
+            key_scale=key_scale,
+            value_scale=value_scale,
+            plan=step.plans.get(None),
+            decodes_as_prefills=self._is_batch_invariant,
         )
+        attended = paged_attention(inputs if selected is None else attend_to_selected(inputs, selected))
         values = self._heads.to_values(attended, groups)
         if self._gates is not None:
             gates = metadata.of_queries(self._gates(x)).reshape(-1, 1)  # one per token and head
             values = sigmoid_gate(values.flatten(0, 1), gates).view(values.shape)
         return self._out(values.flatten(1))
 
-    def _queries(self, x: torch.Tensor) -> torch.Tensor:
-        """The heads' queries without RoPE, head by head, then their parts with RoPE."""
+    def _query_latent(self, x: torch.Tensor) -> torch.Tensor:
+        """The latents of queries; the hidden states themselves where queries are made of these."""
         if self._query_down is None or self._query_norm is None:
-            return self._query_up(x)
-        return self._query_up(self._query_norm(self._query_down(x)))
+            return x
+        return self._query_norm(self._query_down(x))
+
+    def _select(
+        self, x: torch.Tensor, query_latent: torch.Tensor, step: LayerStep, key_scale: torch.Tensor | None
+    ) -> torch.Tensor | None:  # [num_queries, num_selected] int32
+        """The positions of the tokens to attend to; None for all."""
+        own = self._settings.indexer
+        if own is None:
+            return None
+        if self._indexer is None:
+            return selected_before(own.selection, step.metadata)
+        self._indexer.write(x, step, key_scale)
+        return self._indexer.select(x, query_latent, step, key_scale)
 
 
 class _HeadProducts:
@@ -260,10 +291,8 @@ def _multiply(x: torch.Tensor, heads: PackedExperts, groups: RowGroups | None) -
     return grouped_linear(x.flatten(0, 1), heads, groups).view(*x.shape[:2], -1)
 
 
-def _rotary_order(settings: LatentSettings) -> torch.Tensor:
-    """The checkpoint's place of each number with RoPE: the kernels rotate the halves of a head."""
-    places = torch.arange(settings.rotary_dim)
-    return torch.cat((places[::2], places[1::2])) if settings.is_interleaved else places
+def _rotated(settings: LatentSettings) -> torch.Tensor:
+    return rotary_order(settings.rotary_dim, is_interleaved=settings.is_interleaved)
 
 
 def _query_order(settings: LatentSettings) -> torch.Tensor:
@@ -271,7 +300,7 @@ def _query_order(settings: LatentSettings) -> torch.Tensor:
     size = settings.plain_dim + settings.rotary_dim
     starts = torch.arange(settings.num_heads)[:, None] * size
     plain = starts + torch.arange(settings.plain_dim)
-    return torch.cat((plain.flatten(), (starts + settings.plain_dim + _rotary_order(settings)).flatten()))
+    return torch.cat((plain.flatten(), (starts + settings.plain_dim + _rotated(settings)).flatten()))
 
 
 def _query_outputs(settings: LatentSettings, heads: range) -> list[range]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from llmstack_kernels.layer_norm import layer_norm
@@ -87,24 +89,32 @@ class SharedRMSNorm(RMSNorm):
 class LayerNorm:
     """Layer normalisation of the last dimension, with a shift."""
 
-    def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: torch.Tensor | None = None,
+    ) -> None:
+        """`order`: The checkpoint's place of each number; None where they are in order."""
         self._name = name
         self._eps = eps
+        self._order = order
         self._weight = torch.empty(size, dtype=dtype, device=device)
         self._bias = torch.empty(size, dtype=dtype, device=device)
 
     def slots(self) -> dict[str, WeightSlot]:
         shape = tuple(self._weight.shape)
         return {
-            f"{self._name}.weight": WeightSlot(shape, self._load_weight, WeightKind.SCALE),
-            f"{self._name}.bias": WeightSlot(shape, self._load_bias, WeightKind.BIAS),
+            f"{self._name}.weight": WeightSlot(shape, partial(self._load, self._weight), WeightKind.SCALE),
+            f"{self._name}.bias": WeightSlot(shape, partial(self._load, self._bias), WeightKind.BIAS),
         }
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return layer_norm(x, self._weight, self._bias, self._eps)
 
-    def _load_weight(self, tensor: torch.Tensor) -> None:
-        self._weight.copy_(tensor)
-
-    def _load_bias(self, tensor: torch.Tensor) -> None:
-        self._bias.copy_(tensor)
+    def _load(self, target: torch.Tensor, tensor: torch.Tensor) -> None:
+        target.copy_(tensor if self._order is None else tensor[self._order])

@@ -100,6 +100,12 @@ def _cos_sin_table(parameters: RopeParameters, num_rows: int) -> torch.Tensor:  
     return table
 
 
+def rotary_order(rotary_dim: int, *, is_interleaved: bool) -> torch.Tensor:  # [rotary_dim]
+    """The checkpoint's place of each rotated number: the kernels rotate the halves of a head."""
+    places = torch.arange(rotary_dim)
+    return torch.cat((places[::2], places[1::2])) if is_interleaved else places
+
+
 def parse_rope(
     config: Mapping[str, Any], head_dim: int, max_positions: int, *, is_partial: bool = False
 ) -> RopeParameters:

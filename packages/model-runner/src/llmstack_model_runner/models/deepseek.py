@@ -35,7 +35,8 @@ class DeepseekLayerSettings(LlamaLayerSettings):
     latent: LatentSettings
 
     def kv_spec(self, dtype: torch.dtype) -> LayerKVSpec:
-        return one_latent(self.latent.width)
+        indexer = self.latent.indexer
+        return one_latent(self.latent.width, 0 if indexer is None or indexer.is_shared else indexer.head_dim)
 
     def make_mixer(
         self, prefix: str, rotary: RotaryEmbedding | None, dtype: torch.dtype, device: torch.device
@@ -123,6 +124,24 @@ def read_deepseek(config: Mapping[str, Any], routing: GroupedRouting) -> Setting
         is_tied=read_bool(config, "tie_word_embeddings", False),
         layers=[dense if number < num_dense else mixed for number in range(num_layers)],
     )
+
+
+def read_mixed(config: Mapping[str, Any], num_dense: int) -> Settings:
+    """Layers with latent attention; which have experts is said by their kinds, or by the number of those before."""
+    routing = read_routing(config, num_groups=None, num_group_choices=None)
+    num_layers = read_int(config, "num_hidden_layers")
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        first = read_int(config, "first_k_dense_replace", num_dense, least=0)
+        kinds = ["dense" if number < first else "sparse" for number in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not {*map(str, kinds)} <= {"dense", "sparse"}:
+        raise ValueError("config.json: mlp_layer_types must name each layer dense or sparse.")
+    settings = read_deepseek({"n_shared_experts": 1, **config, "first_k_dense_replace": 0}, routing)
+    layers = [
+        layer if kind == "sparse" else replace(layer, experts=None)
+        for kind, layer in zip(kinds, settings.layers, strict=True)
+    ]
+    return replace(settings, layers=layers)
 
 
 def _read_latent(

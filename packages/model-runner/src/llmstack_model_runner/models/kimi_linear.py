@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from llmstack_model_runner.layers.kimi_delta import KimiDeltaSettings
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
-from llmstack_model_runner.models.deepseek import DeepseekLayerSettings, DeepseekV3, read_deepseek, read_routing
+from llmstack_model_runner.models.deepseek import DeepseekLayerSettings, DeepseekV3, read_mixed
 from llmstack_model_runner.models.llama import Settings
 from llmstack_model_runner.models.llama_layer import LlamaLayerSettings
 from llmstack_model_runner.models.mixture_of_experts import StackedExpertWeights
@@ -93,24 +93,6 @@ class BailingHybrid(StackedExpertWeights, SplitConvolutions, DeepseekV3):
             settings,
             layers=mix_layers(layers, delta.check(), read_layer_kinds(kinds, len(layers), "linear_attention")),
         )
-
-
-def read_mixed(config: Mapping[str, Any], num_dense: int) -> Settings:
-    """Layers with latent attention; which have experts is said by their kinds, or by the number of those before."""
-    routing = read_routing(config, num_groups=None, num_group_choices=None)
-    num_layers = read_int(config, "num_hidden_layers")
-    kinds = config.get("mlp_layer_types")
-    if kinds is None:
-        first = read_int(config, "first_k_dense_replace", num_dense, least=0)
-        kinds = ["dense" if number < first else "sparse" for number in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not {*map(str, kinds)} <= {"dense", "sparse"}:
-        raise ValueError("config.json: mlp_layer_types must name each layer dense or sparse.")
-    settings = read_deepseek({"n_shared_experts": 1, **config, "first_k_dense_replace": 0}, routing)
-    layers = [
-        layer if kind == "sparse" else replace(layer, experts=None)
-        for kind, layer in zip(kinds, settings.layers, strict=True)
-    ]
-    return replace(settings, layers=layers)
 
 
 def _deepseek_fields(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

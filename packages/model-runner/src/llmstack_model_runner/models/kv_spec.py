@@ -13,6 +13,8 @@ from llmstack_types.vocabulary import KVGroupKind
 
 KVCaches = list[LayerCache]
 
+_INDEX_KEYS = "index_keys"
+
 
 class TokenTensor(NamedTuple):
     """One tensor of a layer's memory for each token, as [num_heads, width].
@@ -55,9 +57,13 @@ def keys_and_values(num_kv_heads: int, head_dim: int, sliding_window: int | None
     return LayerKVSpec(tensors, sliding_window=sliding_window)
 
 
-def one_latent(width: int) -> LayerKVSpec:
-    """A layer whose heads compute keys and values from one vector per token."""
-    return LayerKVSpec((TokenTensor("latent", 1, width),), "latent")
+def one_latent(width: int, index_dim: int = 0) -> LayerKVSpec:
+    """A layer whose heads compute keys and values from one vector per token.
+
+    `index_dim`: Width of an indexer's key of each token; 0 for a layer without one.
+    """
+    index_keys = (TokenTensor(_INDEX_KEYS, 1, index_dim),) if index_dim else ()
+    return LayerKVSpec((TokenTensor("latent", 1, width), *index_keys), "latent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class ModelKVSpec:
         max_model_len: Number of positions that the model supports.
         model_layers: Of all stages' layers, if a stage has only some of them.
         first_layer: Number in the model of this stage's first layer.
+        num_selected: Tokens that a token attends to in a longer context, where an indexer selects them; None for all.
     """
 
     layers: tuple[LayerKVSpec, ...]
@@ -77,6 +84,7 @@ class ModelKVSpec:
     max_model_len: int
     model_layers: tuple[LayerKVSpec, ...] = ()
     first_layer: int = 0
+    num_selected: int | None = None
 
     @property
     def num_layers(self) -> int:
@@ -92,6 +100,12 @@ class ModelKVSpec:
     def head_dim(self) -> int:
         """Width of a key; 0 without attention over a KV storage."""
         return next((layer.tensors[0].width for layer in self.layers if layer.kind != "state"), 0)
+
+    @property
+    def index_dim(self) -> int:
+        """Width of an indexer's key; 0 without one."""
+        tensors = (tensor for layer in self.layers for tensor in layer.tensors)
+        return next((tensor.width for tensor in tensors if tensor.name == _INDEX_KEYS), 0)
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:

@@ -57,4 +57,5 @@ def _find_breaches(model: Model, dtype: torch.dtype, device: torch.device, is_ba
         yield "attention of encoders runs in PyTorch"
     else:
         has_states = any(layer.kind == "state" for layer in model.kv_spec.layers)
-        yield from find_breaches(device.type, dtype, model.kv_spec.head_dim, is_batch_invariant, has_states)
+        own = model.kv_spec
+        yield from find_breaches(device.type, dtype, own.head_dim, is_batch_invariant, has_states, own.index_dim)

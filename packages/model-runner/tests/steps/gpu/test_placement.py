@@ -73,6 +73,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "BloomForCausalLM": {"hidden_size": 64, "n_head": 4, "n_layer": 1, "vocab_size": 96},
     "GPTNeoXForCausalLM": SHAPE | {"rotary_pct": 0.5},
     "DeepseekV3ForCausalLM": SHAPE | LATENT,
+    "DeepseekV32ForCausalLM": SHAPE | LATENT | {"index_topk": 8, "index_n_heads": 4, "index_head_dim": 32},
     "Lfm2ForCausalLM": SHAPE | HYBRID | {"layer_types": ["conv", "full_attention"]},
     "BambaForCausalLM": SHAPE | HYBRID | MAMBA,
     "Qwen3_5ForCausalLM": SHAPE | HYBRID | {"layer_types": ["linear_attention", "full_attention"]},

@@ -45,6 +45,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 24}
         | {"first_k_dense_replace": 1},
     ),
+    "deepseek v3.2": (
+        "DeepseekV32ForCausalLM",
+        LLAMA
+        | {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 24}
+        | {"first_k_dense_replace": 1, "index_topk": 5, "index_n_heads": 16, "index_head_dim": 32},
+    ),
     "ernie 4.5 with experts": (
         "Ernie4_5_MoeForCausalLM",
         LLAMA | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "tie_word_embeddings": True},

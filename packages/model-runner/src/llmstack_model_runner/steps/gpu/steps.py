@@ -310,4 +310,7 @@ def _reason_against_graphs(model: CausalLM, config: ModelRunnerConfig) -> str:
         return "the draft head needs hidden states"
     if not model.kv_spec.num_layers:
         return "the model has no KV storage"
+    selected = model.kv_spec.num_selected
+    if selected is not None and config.max_model_len > selected:
+        return f"attention selects {selected} tokens of longer contexts"
     return "" if model.implementation == "llmstack" else f"modelling code of {model.implementation}"
