@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_engine_core.disk_cache.block_files import BlockFiles, BlockMissError
-from llmstack_engine_core.disk_cache.file_groups import Extent
+from llmstack_engine_core.disk_cache.file_groups import ONE_GROUP, Extent, FileGroups
 from llmstack_engine_core.disk_cache.prefix_store import MAX_EXTENT_BLOCKS, PrefixStore
 from llmstack_engine_core.disk_cache.scopes import Scope
 from llmstack_engine_core.kv_transfer.tag import TagMaker
@@ -31,15 +31,23 @@ TEXT = list(range(1, 50))
 class Disk:
     """A store in a folder, as an engine core has it."""
 
-    def __init__(self, path: Path, *, has_states: bool = False, secret: bytes = SECRET, **ready: Any) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        *,
+        has_states: bool = False,
+        secret: bytes = SECRET,
+        groups: FileGroups = ONE_GROUP,
+        **ready: Any,
+    ) -> None:
+        self.path, self._groups = path, groups
         self._secret, self._tags = secret, TagMaker(replace(READY, **ready), BLOCK_BYTES, STATE_BYTES * has_states)
         self._open()
 
     def _open(self) -> None:
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self.files = BlockFiles(folder, os.dup(folder), 1 << 20)
-        self.store = PrefixStore(self.files, self._secret, self._tags)
+        self.store = PrefixStore(self.files, self._secret, self._tags, self._groups)
 
     def reopen(self) -> None:
         self.close()
@@ -51,7 +59,7 @@ class Disk:
         for extent in store.extents(0, chain.num_blocks):
             text, start = store.content(chain, extent)
             text[start:] = written[extent] = os.urandom(len(text) - start)
-            name = chain.name(extent.end)
+            name = store.name(chain, extent)
             store.files.write(name, chain.scope.seal(name, text), chain.scope.owner)
         if store.has_states:
             text, start = store.state_content(chain)
@@ -198,6 +206,23 @@ def test_with_states_a_prefix_ends_at_one(tmp_path: Path):
     (tmp_path / chain.state_name(10)).unlink()
     with pytest.raises(BlockMissError, match="absent"):
         disk.store.read_state(chain, 10)
+    disk.close()
+
+
+def test_with_windows_a_prefix_ends_where_they_see_what_was_written(tmp_path: Path):
+    disk = Disk(tmp_path, groups=FileGroups.of([None, 17, 17]))  # a token sees four blocks before its own
+    written = disk.write(TEXT)
+    windows = [extent for extent in written if extent.window]
+    assert windows == [Extent(8, 12, 17)]
+    assert [len(written[extent]) for extent in (Extent(0, 8), *windows)] == [8 * BLOCK_BYTES, 4 * 2 * BLOCK_BYTES]
+    assert disk.found(TEXT) == 12
+    assert disk.found(TEXT[:44]) == 0, "the first blocks of its window were not written"
+    disk.write(TEXT[:16])
+    assert disk.found(TEXT[:44]) == 4
+    chain = disk.store.chain(REQUEST, TEXT)
+    (tmp_path / disk.store.name(chain, windows[0])).write_bytes(b"other")
+    assert disk.cause(TEXT, windows[0]) == "damaged"
+    assert disk.found(TEXT) == 4
     disk.close()
 
 
