@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,10 @@ class Cores:
         on_disk = {"kv_cache_dir": str(self._folder / "cache"), "record_steps": str(self.log)}
         return build(self._checkpoint, block_size=BLOCK_SIZE, **on_disk | changes)
 
-    def in_memory(self, *prompts: list[int], **changes: Any) -> list[Any]:
+    def in_memory(self, *prompts: list[int], max_tokens: int = 12, **changes: Any) -> list[Any]:
         """The answers of an engine core without a disk, one after another."""
         core = build(self._checkpoint, block_size=BLOCK_SIZE, **changes)
-        answers = [ask(core, prompt) for prompt in prompts]
+        answers = [ask(core, prompt, max_tokens) for prompt in prompts]
         core.shutdown()
         return answers
 
@@ -126,3 +127,24 @@ def test_a_shorter_prompt_has_its_own_tokens(cores: Cores) -> None:
     found = [tokens_of(ask(core, prompt)) for prompt in prompts]
     core.shutdown()
     assert found == [tokens_of(one) for one in cores.in_memory(*prompts, enable_prefix_caching=False)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_turns_over_restarts_have_the_tokens_of_an_engine_core_without_a_cache(cores: Cores, seed: int) -> None:
+    """Turns extend earlier texts or a part of one. Their blocks are in memory, on disk, or nowhere."""
+    draw, texts, num_found = random.Random(seed), [TEXT[:80]], 0
+    for _ in range(4):
+        core = cores.start(num_blocks=draw.choice([200, 300, 600]))
+        for _ in range(4):
+            text = draw.choice(texts)
+            kept = text[: draw.choice([len(text), draw.randrange(1, len(text))])]
+            prompt = [*kept, *(draw.randrange(VOCAB_SIZE) for _ in range(draw.randrange(1, 40)))][:230]
+            answer = tokens_of(ask(core, prompt, 6))
+            (wanted,) = cores.in_memory(prompt, max_tokens=6, enable_prefix_caching=False)
+            assert answer == tokens_of(wanted)
+            texts.append(prompt + answer)
+        disk = core.stats().disk
+        assert disk is not None
+        num_found += disk.num_tokens
+        core.shutdown()
+    assert num_found > 0
