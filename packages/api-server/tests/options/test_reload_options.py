@@ -95,8 +95,6 @@ def test_a_list_that_no_reload_could_use_is_refused_at_the_start(texts: list[str
         (("--reload-models", "next=/models/next"), "--reload-models"),
         (("--api-server-count", "2"), "--api-server-count"),
         (("-dp", "2"), "--data-parallel-size"),
-        (("-tp", "2"), "--tensor-parallel-size"),
-        (("-pp", "2"), "--pipeline-parallel-size"),
     ],
 )
 def test_what_excludes_a_change_of_weights_in_place_is_named(line: tuple[str, ...], other: str) -> None:
@@ -108,3 +106,11 @@ def test_what_excludes_a_change_of_weights_in_place_is_named(line: tuple[str, ..
     assert "opens no routes" in config_from(settings_from(parser.parse_args(given), {})).warnings[-1]
     with pytest.raises(ServeError, match=f"--weight-update-dir and {other} exclude each other"):
         config_from(settings_from(parser.parse_args([*given, *line]), {}))
+
+
+@pytest.mark.parametrize("line", [("-tp", "2"), ("-pp", "2")])
+def test_the_weights_of_several_ranks_can_be_changed_in_place(line: tuple[str, ...]) -> None:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    given = ["m", "--weight-update-dir", "/weights", "--enable-control-routes", *line]
+    assert config_from(settings_from(parser.parse_args(given), {})).reload.changes_weights
