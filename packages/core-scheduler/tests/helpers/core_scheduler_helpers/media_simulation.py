@@ -124,7 +124,8 @@ class MediaSimulation(Simulation):
 
     def _child(self, parent: Request, prompt: list[int]) -> EngineCoreRequest:
         media = tuple(item for item in parent.arrival.media if item.end <= len(prompt) - 1)
-        return self._with(super()._child(parent, prompt), media, parent.arrival.cache_salt)
+        child = super()._request(prompt, self._params(), 0)
+        return self._with(child, media, parent.arrival.cache_salt)
 
     def _can_fit(self, request: EngineCoreRequest) -> bool:
         room = self.config.num_encoder_tokens

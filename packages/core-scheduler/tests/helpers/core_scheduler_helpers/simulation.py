@@ -188,7 +188,7 @@ class Simulation:
         self.alive[request.request_id], self.answers[request.request_id] = request, []
 
     def _child(self, parent: Request, prompt: list[int]) -> EngineCoreRequest:
-        return Simulation._request(self, prompt, self._params(), 0)
+        return self._request(prompt, self._params(), 0)
 
     def _fork_some(self) -> None:
         """As beam search does: a child goes on with the parent's tokens and another one, and the parent may go."""
