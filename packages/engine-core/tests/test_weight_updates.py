@@ -52,13 +52,11 @@ def test_no_block_of_other_weights_is_found_in_memory_or_on_disk(tmp_path: Path,
     core = Updating(tmp_path / "shared")
     assert core.ask() == (expected[0], 0, 0)
     if is_written:
-        while core.stored.is_in_use:
-            core.stored.work_when_idle()
+        core.write()
     assert core.update("3") == ("", "", "3")
     assert core.ask() == (expected[3], 0, 0)
     assert core.ask()[:1] == (expected[3],)
-    while core.stored.is_in_use:
-        core.stored.work_when_idle()
+    core.write()
     assert core.update("0") == ("", "", "0")
     tokens, num_cached, num_from_disk = core.ask()
     assert tokens == expected[0]
@@ -82,6 +80,19 @@ def test_requests_sleep_and_bad_weights_are_in_the_way(tmp_path: Path) -> None:
     assert core.update("3") == ("the engine sleeps", "", "")
     core.core.sleep_level = 0
     assert core.update("3")[0] == ""
+    core.close()
+
+
+def test_weights_that_do_not_fit_leave_the_cached_prefixes(tmp_path: Path) -> None:
+    core = Updating(tmp_path / "cache")
+    tokens = core.ask()[0]
+    assert core.update("a") == ("a tensor is missing", "", "")
+    again, num_cached, num_from_disk = core.ask()
+    assert (again, num_from_disk) == (tokens, 0)
+    assert num_cached > 100
+    assert core.update("gone") == ("the disk is gone", "", "")  # the weights are as before, but the blocks are lost
+    _, num_cached, num_from_disk = core.ask()
+    assert num_cached == num_from_disk
     core.close()
 
 

@@ -257,8 +257,8 @@ class EngineCore:
     def update_weights(self, path: str) -> tuple[str, str, str]:
         """Takes the weights of a folder: why not or nothing, their digest then, and the numeric contract id.
 
-        Cached prefixes are forgotten; those on disk are other ones from now on. An error of the model runner that is
-        none of the weights ends the engine core.
+        Cached prefixes are forgotten, unless nothing has changed; those on disk are other ones from now on. An error of
+        the model runner that is none of the weights ends the engine core.
         """
         self._audits.interrupt()
         updating = cast("UpdatingRunner", self.runner)
@@ -266,19 +266,24 @@ class EngineCore:
             return "this model runner does not change weights in place", "", ""
         if self.sleep_level:
             return "the engine sleeps", "", ""
-        if not self._settle() or not self.reset_prefix_cache():
+        if not self._settle():
             return "requests are running", "", ""
         try:
             updating.update_weights(path)
         except ValueError as error:
             if isinstance(error, WeightsReloadedError):
-                self.stages.lose_weights()
+                self._lose_weights()
             return " ".join(str(error).split()), "", ""
         self.ready = self._ready_with(path)
-        self.stages.lose_weights()
+        self._lose_weights()
         self.stages.follow_weights(self.ready)
         self.observers.follow_weights(self.ready)
         return "", self.ready.backends.get("weights", ""), self.ready.numeric_contract_id
+
+    def _lose_weights(self) -> None:
+        """Forgets what was computed by weights that are gone; no request holds any of it."""
+        self.reset_prefix_cache()
+        self.stages.lose_weights()
 
     def _stop(self) -> bool:
         self.is_stopping = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,14 @@ class Core:
                 return outputs
             outputs += self.core.step().outputs
         raise AssertionError("the requests did not end")
+
+    def write(self) -> None:
+        """Has all files written that wait."""
+        while self.stored.is_in_use:
+            self.stored.work_when_idle()
+        is_written = threading.Event()
+        self.stored._writes.behind.after(is_written.set)
+        assert is_written.wait(30.0)
 
     @property
     def disk(self) -> DiskCacheStats:
