@@ -207,3 +207,18 @@ def test_a_rank_that_is_killed_costs_a_pause_and_no_stream(flag: str, serve: Cal
         assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
         assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == 1
         assert len(rank_pids(server.engine_pid())) == 1
+
+
+@pytest.mark.full
+def test_a_rank_that_is_killed_is_replaced_before_a_request_comes(serve: Callable[..., Any]) -> None:
+    with serve("-tp", "2") as server:
+        (pid,) = rank_pids(server.engine_pid())
+        os.kill(pid, signal.SIGKILL)
+
+        def num_restarts() -> int:
+            return int(server.get_json("/server_info")["processes"]["num_engine_restarts"])
+
+        server.wait_for(lambda: num_restarts() == 1, "an engine core in its place")
+        model = str(server.client.models.list().data[0].id)
+        assert server.client.completions.create(model=model, prompt="a", max_tokens=2).usage.completion_tokens == 2
+        assert num_restarts() == 1

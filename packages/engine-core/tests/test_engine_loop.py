@@ -156,3 +156,17 @@ def test_the_number_of_clients_is_bounded_and_those_that_are_gone_make_room(loop
     loop.gone.add(names[7])
     loop.say(b"one more", Hello())
     assert isinstance(loop.sent[-1][1], EngineReady)
+
+
+def test_a_runner_that_is_lost_without_a_request_ends_the_loop(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_processes() -> None:
+        raise RuntimeError("a process has ended")
+
+    has_messages = iter([False] * 3)
+    monkeypatch.setattr(loop, "_receive", lambda wait_ms: next(has_messages))
+    loop.say(b"client", Hello())
+    loop.run_once()
+    monkeypatch.setattr(loop._core.runner, "check_processes", check_processes, raising=False)
+    with pytest.raises(RuntimeError, match="a process has ended"):
+        loop.run()
+    assert [message for _, message in loop.sent if isinstance(message, EngineFailed)]

@@ -95,10 +95,13 @@ def test_a_rank_that_is_killed_ends_the_engine_core_and_is_no_error_of_a_request
     driver = StepDriver(started.runner, NUM_BLOCKS)  # type: ignore[arg-type]
     driver.add("request", [5, 9, 30], SamplingParams(temperature=0.0))
     driver.run(2)
+    started.runner.check_processes()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(LostRankError, match="rank 1 of 2"):
         driver.run(50)
     assert driver.errors == {}
+    with pytest.raises(LostRankError, match="rank 1 of 2"):
+        started.runner.check_processes()
     started.runner.shutdown()
     with pytest.raises(LostRankError, match="not started"):
         greedy(started.runner)

@@ -7,7 +7,7 @@ from typing import cast
 
 from llmstack_engine_core.admission import check_request, error_output
 from llmstack_engine_core.observers import Observers
-from llmstack_engine_core.protocols import ModelRunner, UpdatingRunner
+from llmstack_engine_core.protocols import ModelRunner, UpdatingRunner, WatchedRunner
 from llmstack_engine_core.stages import Operations, Stages
 from llmstack_engine_core.steps import Steps
 from llmstack_step_log.scheduler_protocol import Scheduler
@@ -70,8 +70,7 @@ class EngineCore:
         self.stages = stages
         self.observers = observers
         self.sleep_level, self.is_stopping = 0, False
-        self._audits = stages.audits
-        self._scheduler = scheduler
+        self._scheduler, self._audits = scheduler, stages.audits
         self._events = observers.events
         self._max_num_queued_requests = max_num_queued_requests
         self._steps = Steps(scheduler, runner, stages, observers.events, num_steps_under_way)
@@ -160,7 +159,8 @@ class EngineCore:
         return self._complete(*self._steps.compute())
 
     def work_when_idle(self) -> None:
-        """Does what waits for a time without requests: begins an audit, writes prefixes to disk."""
+        """Begins an audit or writes prefixes: what waits for a time without requests. Raises if the runner is lost."""
+        _check_processes(self.runner)
         if not self.sleep_level:
             self._audits.begin()
             self.stages.stored.work_when_idle()
@@ -209,8 +209,7 @@ class EngineCore:
 
     def stats(self) -> SchedulerStats:
         """The scheduler's state after the last step; requests that wait in a stage count as waiting."""
-        stats, num_held = self._scheduler.stats(), self.stages.num_waiting
-        stats = self._with_stages(stats)
+        stats, num_held = self._with_stages(self._scheduler.stats()), self.stages.num_waiting
         return stats._replace(num_waiting=stats.num_waiting + num_held) if num_held else stats
 
     def _with_stages(self, stats: SchedulerStats) -> SchedulerStats:
@@ -261,7 +260,6 @@ class EngineCore:
         the model runner that is none of the weights ends the engine core.
         """
         self._audits.interrupt()
-        updating = cast("UpdatingRunner", self.runner)
         if not hasattr(self.runner, "update_weights") or self._ready_with is None:
             return "this model runner does not change weights in place", "", ""
         if self.sleep_level:
@@ -269,21 +267,18 @@ class EngineCore:
         if not self._settle():
             return "requests are running", "", ""
         try:
-            updating.update_weights(path)
+            cast("UpdatingRunner", self.runner).update_weights(path)
         except ValueError as error:
             if isinstance(error, WeightsReloadedError):
-                self._lose_weights()
+                self.reset_prefix_cache()  # no request holds any of it
+                self.stages.lose_weights()
             return " ".join(str(error).split()), "", ""
         self.ready = self._ready_with(path)
-        self._lose_weights()
+        self.reset_prefix_cache()
+        self.stages.lose_weights()
         self.stages.follow_weights(self.ready)
         self.observers.follow_weights(self.ready)
         return "", self.ready.backends.get("weights", ""), self.ready.numeric_contract_id
-
-    def _lose_weights(self) -> None:
-        """Forgets what was computed by weights that are gone; no request holds any of it."""
-        self.reset_prefix_cache()
-        self.stages.lose_weights()
 
     def _stop(self) -> bool:
         self.is_stopping = True
@@ -300,3 +295,9 @@ class EngineCore:
         self.observers.close()
         for part in (*self.stages.all, self.runner):
             part.shutdown()
+
+
+def _check_processes(runner: ModelRunner) -> None:
+    """Finds out now what the next request would: a process of the runner has ended."""
+    if hasattr(runner, "check_processes"):
+        cast("WatchedRunner", runner).check_processes()

@@ -109,6 +109,18 @@ class ReportingRunner(Protocol):
         ...
 
 
+class WatchedRunner(Protocol):
+    """A model runner with processes that may end by themselves: its methods besides those of `ModelRunner`."""
+
+    def check_processes(self) -> None:
+        """Looks at its processes while there is no step; takes microseconds.
+
+        Raises:
+            Exception: Of any kind; it cannot compute a step any more.
+        """
+        ...
+
+
 class UpdatingRunner(Protocol):
     """A model runner that changes its weights in place: its methods besides those of `ModelRunner`."""
 

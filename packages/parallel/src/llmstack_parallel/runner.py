@@ -124,7 +124,7 @@ class ParallelRunner(RankWeights):
             LostRankError: A rank has ended or does not answer.
         """
         peers, _ = self._started
-        self._check_peers()
+        self.check_processes()
         sampled, self._unsent = self._unsent, []
         number, self._num_steps = self._num_steps, self._num_steps + 1
         frame = MESSAGES.encode(StepMessage(number, scheduled, token_masks is not None, sampled), peers.epoch)
@@ -158,7 +158,7 @@ class ParallelRunner(RankWeights):
             except CollectiveError as error:
                 raise LostRankError(self._describe_loss(str(error))) from error
             except RuntimeError as error:
-                self._check_peers()  # torch.distributed has errors of many kinds
+                self.check_processes()  # torch.distributed has errors of many kinds
                 raise error
             pending.output = output
             if self._topology.pipeline_parallel_size > 1 and pending.scheduled.scheduled_requests:
@@ -245,7 +245,7 @@ class ParallelRunner(RankWeights):
     def _call_all(self, own: Callable[[], None], call: Call, *arguments: int) -> list[tuple[int, ...]]:
         """Calls a method in all ranks at once; the answers of the others."""
         peers, _ = self._started
-        self._check_peers()
+        self.check_processes()
         frame = MESSAGES.encode(CallMessage(call, arguments), peers.epoch)
         self._send(peers.channels, frame)
         try:
@@ -283,7 +283,7 @@ class ParallelRunner(RankWeights):
     def _receive(self, rank: int, deadline_s: float, limit: str = "") -> Message:
         peers, _ = self._started
         while (frame := self._poll(rank)) is None:
-            self._check_peers()
+            self.check_processes()
             if monotonic() > deadline_s:
                 self._fence = f"{self._topology.describe(rank)} has not answered a call{limit}"
                 peers.exchange.abort()
@@ -301,9 +301,9 @@ class ParallelRunner(RankWeights):
         if self._pending:
             self._compute_until(self._pending[-1])
 
-    def _check_peers(self) -> None:
-        lost = self._started[0].lost() or self._fence
-        if lost is not None:
+    def check_processes(self) -> None:
+        """Looks whether the other ranks run; raises LostRankError where one has ended."""
+        if lost := self._started[0].lost() or self._fence:
             raise LostRankError(lost)
 
     def _send(self, ranks: Iterable[int], frame: bytes) -> None:
