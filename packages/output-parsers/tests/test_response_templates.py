@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import count, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ from llmstack_output_parsers import ChainedParser, ParsedDelta, response_templat
 from llmstack_output_parsers.parser import ToolSchemas
 from llmstack_output_parsers.response_template import parsers_of_template
 from llmstack_output_parsers.template_fields import ResponseTemplateError, literal_start
+from llmstack_output_parsers.template_values import MAX_PATTERN_S, limited
 
-pytest.importorskip("regex")
+regex = pytest.importorskip("regex")
 FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 THINK = {"open": "<think>", "close": "</think>"}
 JSON_CALLS = {
@@ -199,10 +202,45 @@ def test_all_characters_in_front_of_a_call_have_the_time_of_one(monkeypatch: pyt
     text = "<tool_call>" + " " * 400 + "<function=add></tool_call>"
     assert parsed("tags", [text], {})[2] == [("add", {})]
     ticks = count()
-    monkeypatch.setattr(response_template, "perf_counter", lambda: next(ticks) / 100)  # each match takes 10 ms
+    monkeypatch.setattr(response_template, "thread_time", lambda: next(ticks) / 100)  # each match takes 10 ms
     _, content, calls = parsed("tags", [text], {})
     assert (content, calls) == (text, [])
     assert next(ticks) <= 12
+
+
+def test_a_thread_that_stalls_within_a_match_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, stalls = regex.compile, [2 * MAX_PATTERN_S]
+
+    def compiled(pattern: str, flags: int = 0) -> SimpleNamespace:
+        real = made(pattern, flags)
+
+        def match(text: str, **options: Any) -> Any:
+            time.sleep(stalls.pop() if stalls else 0.0)
+            return real.match(text, **options)
+
+        return SimpleNamespace(match=match, finditer=real.finditer, groupindex=real.groupindex)
+
+    monkeypatch.setattr(regex, "compile", compiled)
+    assert parsed("tags", ["<tool_call><function=add></tool_call>"], {})[2] == [("add", {})]
+    assert not stalls
+
+
+def test_a_match_that_other_threads_have_ended_is_begun_again() -> None:
+    ends = [True, True, False]
+
+    def match(text: str, timeout: float) -> str:
+        if ends.pop(0):
+            raise TimeoutError
+        return f"{text} within {timeout}"
+
+    assert limited(match, "found", limit_s=5.0) == "found within 5.0"
+    assert ends == []
+
+
+def test_a_match_that_takes_its_time_itself_is_ended() -> None:
+    pattern = regex.compile(r"(a|aa)*(b|bb|a)*(a?)*c(?=d)")
+    with pytest.raises(TimeoutError):
+        limited(pattern.match, "a" * 64 + "c")
 
 
 @pytest.mark.parametrize(

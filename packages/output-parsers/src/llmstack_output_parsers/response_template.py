@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import thread_time
 from typing import Final, NamedTuple
 
 from llmstack_output_parsers.json_calls import MAX_NAME_CHARS, JsonCallParser
@@ -16,7 +16,7 @@ from llmstack_output_parsers.reasoning import ThinkParser
 from llmstack_output_parsers.registry import ReasoningParserFactory, ToolParserFactory
 from llmstack_output_parsers.schema_values import Schemas, json_text
 from llmstack_output_parsers.template_fields import PYTHON_CALLS, Field, ResponseTemplateError, read_fields
-from llmstack_output_parsers.template_values import CONTENT_READERS, MAX_PATTERN_S, transformed
+from llmstack_output_parsers.template_values import CONTENT_READERS, MAX_PATTERN_S, limited, transformed
 
 MAX_OPENING_CHARS: Final = 512
 """Of a text that a pattern is to match, such as a tag with the name of a function."""
@@ -167,9 +167,9 @@ class TemplateToolParser(ToolParser):
         try:
             while len(text) < MAX_OPENING_CHARS and left_s > 0:  # all characters have the time of one text
                 character = yield from self.reader.peek()
-                begun_s = perf_counter()
-                found = pattern.match(text + character, partial=bool(character), timeout=left_s)
-                left_s -= perf_counter() - begun_s
+                begun_s = thread_time()
+                found = limited(pattern.match, text + character, partial=bool(character), limit_s=left_s)
+                left_s -= thread_time() - begun_s
                 if found is None:
                     return None
                 if not character or (not found.partial and found.end() <= len(text)):
