@@ -71,6 +71,36 @@ async def test_any_answer_says_the_same_streamed_and_whole(shared_app: Any, text
     assert [last[name] for name in same] == [whole[name] for name in same]
 
 
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, {"messages": HELLO}), (GENERATE, {"prompt": "Hello"})])
+@pytest.mark.parametrize("num_top", [None, 0, 2])
+async def test_each_token_has_a_log_probability(
+    app: Any, path: str, asked: dict[str, Any], num_top: int | None
+) -> None:
+    asked = {**asked, "options": SEVEN, "logprobs": True, "top_logprobs": num_top}
+    whole = (await post(app, path, **asked, stream=False)).json()["logprobs"]
+    lines = lines_of(await post(app, path, **asked))
+    assert [entry for line in lines for entry in line.get("logprobs", [])] == whole
+    assert "".join(entry["token"] for entry in whole) == "HelloHe"
+    assert [entry["bytes"] for entry in whole] == [list(entry["token"].encode()) for entry in whole]
+    assert all(entry["logprob"] <= 0 for entry in whole)
+    assert [len(entry["top_logprobs"]) for entry in whole] == [num_top or 0] * 7
+
+
+async def test_tokens_of_a_call_have_log_probabilities_too() -> None:
+    engine = FakeEngineClient()
+    app = build_app(ready_state(engine, HTTPConfig(), chat=ChatOptions(tool_call_parser="hermes")))
+    said = engine.script = 'Well.<tool_call>{"name": "tea", "arguments": {}}</tool_call>'
+    tools = [{"type": "function", "function": {"name": "tea", "parameters": {"type": "object"}}}]
+    asked = {"messages": HELLO, "tools": tools, "options": {"num_predict": len(said)}, "logprobs": True}
+    lines = lines_of(await post(app, CHAT, **asked))
+    assert "".join(entry["token"] for line in lines for entry in line.get("logprobs", [])) == said
+
+
+async def test_without_log_probabilities_no_number_of_them_has_an_effect(app: Any) -> None:
+    answer = await post(app, CHAT, messages=HELLO, options=SEVEN, stream=False, top_logprobs=3)
+    assert (answer.status, "logprobs" in answer.json()) == (200, False)
+
+
 async def test_a_prompt_is_a_question_after_its_instructions(app: Any, engine: FakeEngineClient) -> None:
     answer = (await post(app, GENERATE, prompt="Hi", system="Be brief.", options=SEVEN, stream=False)).json()
     assert answer["response"] == "Be brie"
@@ -128,7 +158,9 @@ async def test_a_format_is_a_constraint(app: Any, engine: FakeEngineClient, form
         (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "user", "content": "x", "images": "abc"}]}, "messages[0].images"),
         (CHAT, {"messages": [{"role": "user", "content": "x", "images": [3]}]}, "messages[0].images[0]"),
-        (CHAT, {"messages": HELLO, "logprobs": True}, "logprobs"),
+        (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (GENERATE, {"prompt": "x", "logprobs": 1}, "logprobs"),
         (GENERATE, {"prompt": "x", "context": [1, 2]}, "context"),
         (GENERATE, {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         (GENERATE, {"prompt": "x", "suffix": "y"}, "suffix"),

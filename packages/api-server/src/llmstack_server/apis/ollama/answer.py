@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import datetime
 from abc import abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from llmstack_llm import RequestMetrics
 from llmstack_llm.chat.tool_calls import argument_object
 from llmstack_server.apis.ollama.errors import OLLAMA_ERRORS, json_line
 from llmstack_server.apis.ollama.names import Fields
-from llmstack_server.chat.deltas import ChatDelta, ToolCall, fold
+from llmstack_server.apis.ollama.protocol import AnswerRequest
+from llmstack_server.chat.deltas import ChatDelta, ChatMessage, ToolCall, fold
+from llmstack_server.chat.logprobs import chat_logprobs
 from llmstack_server.chat.prepare import SubmittedChat
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.observability.logs import current_request_id
 from llmstack_server.web.answers import Answer, WholeAnswer
 from llmstack_server.web.errors import ErrorAnswer
+from llmstack_server.web.pauses import collected
 
 _NS_PER_S = 1_000_000_000
 
@@ -27,10 +30,12 @@ class LineAnswer(ChatStream, Answer):
     stream_type = "application/x-ndjson"
     comment = b""
 
-    def __init__(self, model: str, chat: SubmittedChat, *, is_stream: bool) -> None:
+    def __init__(self, model: str, chat: SubmittedChat, fields: AnswerRequest) -> None:
         super().__init__(chat.outputs, chat.plan)
         self._model = model
-        self.is_stream = is_stream
+        self._num_top = fields.top_logprobs or 0 if fields.logprobs else None
+        self.is_stream = fields.stream is not False
+        self.is_long = fields.logprobs is True
 
     @abstractmethod
     def part(self, content: str, thinking: str = "", calls: list[Fields] | None = None) -> Fields:
@@ -40,28 +45,37 @@ class LineAnswer(ChatStream, Answer):
         """The object with all text."""
         [message] = await self.fold()
         part = self.part(message.content, message.reasoning, list(map(_call_object, message.tool_calls)))
-        return {**self._head(), **part, **self._end(message.finish_reason)}
+        logprobs = _field_of(await collected(self._logprobs(message)))
+        return {**self._head(), **part, **logprobs, **self._end(message.finish_reason)}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """A line per new text; calls come whole, before the last line."""
+        """A line per new text; calls come whole, before the last line. Tokens without text are in the next line."""
         with_calls: list[ChatDelta] = []
+        logprobs: list[Fields] = []
         reason: str | None = None
         async with self.outputs as outputs:
             async for output in outputs:
                 for delta in self.read(output):
                     reason = delta.finish_reason
+                    logprobs += self._logprobs(delta)
                     if delta.tool_calls:
                         with_calls.append(delta)
                     if delta.content or delta.reasoning:
-                        yield self._line(self.part(delta.content, delta.reasoning))
+                        yield self._line({**self.part(delta.content, delta.reasoning), **_field_of(logprobs)})
+                        logprobs = []
         if with_calls:
             calls = [_call_object(call) for message in fold(with_calls) for call in message.tool_calls]
             yield self._line(self.part("", calls=calls))
-        yield json_line({**self._head(), **self.part(""), **self._end(reason)})
+        yield json_line({**self._head(), **self.part(""), **_field_of(logprobs), **self._end(reason)})
 
     def error_event(self, error: ErrorAnswer) -> bytes:
         """The last line of a stream that failed."""
         return OLLAMA_ERRORS.last_event(error, current_request_id.get(), 0)
+
+    def _logprobs(self, new: ChatDelta | ChatMessage) -> Iterator[Fields]:
+        if self._num_top is None:
+            return iter(())
+        return chat_logprobs(new.token_ids, new.logprobs or (), self._num_top)
 
     def _line(self, part: Fields) -> bytes:
         return json_line({**self._head(), **part, "done": False})
@@ -116,6 +130,10 @@ class LoadedAnswer(WholeAnswer):
 def now_text() -> str:
     """The time in UTC, such as `2026-11-30T12:00:00.123456Z`."""
     return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+def _field_of(logprobs: list[Fields]) -> Fields:
+    return {"logprobs": logprobs} if logprobs else {}
 
 
 def _call_object(call: ToolCall) -> Fields:

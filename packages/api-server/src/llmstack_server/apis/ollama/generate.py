@@ -33,7 +33,7 @@ async def prepare_chat(state: ServerState, body: Fields) -> WholeAnswer:
     if not fields.messages:
         return LoadedAnswer(model, {"message": {"role": "assistant", "content": ""}}, is_last=is_last)
     chat = await _submit(state, fields, conversation_of_chat(fields))
-    return ChatAnswer(model, chat, is_stream=fields.stream is not False)
+    return ChatAnswer(model, chat, fields)
 
 
 async def prepare_generate(state: ServerState, body: Fields) -> WholeAnswer:
@@ -48,7 +48,7 @@ async def prepare_generate(state: ServerState, body: Fields) -> WholeAnswer:
         chat = SubmittedChat(await _submit_text(state, fields), None)
     else:
         chat = await _submit(state, fields, conversation_of_prompt(fields))
-    return GenerateAnswer(model, chat, is_stream=fields.stream is not False)
+    return GenerateAnswer(model, chat, fields)
 
 
 async def _submit(state: ServerState, fields: AnswerRequest, conversation: Conversation) -> SubmittedChat:

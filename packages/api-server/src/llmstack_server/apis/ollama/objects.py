@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 from llmstack_server.apis.ollama.names import Fields
+from llmstack_server.web.answer_types import TokenLogprob
 
 
 class OllamaCall(TypedDict):
@@ -28,6 +29,7 @@ class _Answer(TypedDict):
 
     model: str
     created_at: str
+    logprobs: NotRequired[list[TokenLogprob]]
     done: bool
     done_reason: NotRequired[Literal["stop", "length", "load", "unload"]]
     total_duration: NotRequired[int]

@@ -48,6 +48,8 @@ class AnswerRequest(_Request):
 
     stream: bool | None = Field(None, description="whether the answer comes in lines; true where it is left out")
     format: object = Field(None, description="`json`, or a JSON schema that the answer follows")
+    logprobs: bool | None = Field(None, description="whether each token comes with its log-probability")
+    top_logprobs: int | None = Field(None, description="likeliest tokens for each token, together with `logprobs`")
     think: object = Field(None, description="whether a reasoning model thinks first: a boolean, or an effort")
 
 
@@ -95,8 +97,6 @@ _NEVER = one_of()
 FIELDS: Final[Mapping[str, Predicate]] = {
     "context": one_of([]),  # tokens of an earlier answer, which no answer here has
     "template": one_of(""),
-    "logprobs": one_of(False),
-    "top_logprobs": one_of(0),
     "width": one_of(0),
     "height": one_of(0),
     "steps": one_of(0),

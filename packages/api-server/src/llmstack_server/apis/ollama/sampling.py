@@ -15,6 +15,7 @@ _NAMES = {
     "seed": "seed", "stop": "stop", "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
     "repeat_penalty": "repetition_penalty", "num_predict": "max_tokens",
 }  # fmt: skip
+_LOGPROBS_NAME = {"logprobs": "top_logprobs"}
 _FORM_NAMES = {"structured_outputs": "format", "structured_outputs.json": "format"}
 _WHOLE_TEXT = -1
 
@@ -29,7 +30,9 @@ def given_sampling(state: ServerState, fields: AnswerRequest) -> GivenSampling:
     given: Fields = {"output_kind": RequestOutputKind.DELTA if is_stream else RequestOutputKind.FINAL_ONLY}
     if fields.options is not None:
         given |= _given_options(state, fields.options)
-    names = {own: f"options.{option}" for option, own in _NAMES.items()}
+    names = {own: f"options.{option}" for option, own in _NAMES.items()} | _LOGPROBS_NAME
+    if fields.logprobs:
+        given["logprobs"] = fields.top_logprobs or 0
     constraint = _constraint(fields.format)
     if constraint is not None:
         given["structured_outputs"] = constraint
