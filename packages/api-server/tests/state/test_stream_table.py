@@ -10,7 +10,7 @@ import pytest
 from llmstack_server.state import stream_table
 from llmstack_server.state.packed_parts import EVENT_OVERHEAD, MAX_FRESH_BYTES, MIN_COMMON_BYTES, PackedParts
 from llmstack_server.state.stream_record import MAX_STREAM_BYTES, Head, ReplacedError, StreamRecord, UnknownStreamError
-from llmstack_server.state.stream_table import MAX_PER_OWNER, RECORD_OVERHEAD, StreamTable
+from llmstack_server.state.stream_table import MAX_PER_OWNER, MIN_PACKED_BYTES, RECORD_OVERHEAD, StreamTable
 
 STREAM = Head(200, (), is_stream=True)
 
@@ -161,7 +161,40 @@ def test_events_of_the_same_form_cost_little_more_than_their_text():
     parts = PackedParts()
     for number in range(100):
         parts.append(b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","text":"%d"}\n\n' % number)
+    parts.pack()
     assert parts.num_bytes < 100 * (EVENT_OVERHEAD + 8) + 200
+
+
+async def test_an_answer_is_packed_before_it_is_too_large_to_be_kept():
+    table = StreamTable()
+    record = new_record(table)
+    expected = [b'data: {"id":"chatcmpl-1","choices":[{"text":"%d"}]}%b\n\n' % (n, b" " * 300) for n in range(10_000)]
+    for event in expected:
+        await record.append(event)
+    assert sum(map(len, expected)) > 3 * MAX_STREAM_BYTES
+    assert record.is_resumable
+    assert table.get(record.id, "a") is record
+    assert table.num_bytes <= MAX_STREAM_BYTES + RECORD_OVERHEAD
+    record.finish()
+    reader, found = record.open(0), list[bytes]()
+    while not (batch := await reader.read()).is_last:
+        found += batch.parts
+    assert found + batch.parts == expected
+
+
+async def test_running_answers_are_packed_before_a_finished_one_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream_table, "MAX_BYTES", 4 * RECORD_OVERHEAD + 2 * MIN_PACKED_BYTES)
+    table = StreamTable()
+    finished, *running = (new_record(table, owner) for owner in "abc")
+    finish(finished)
+    event = b'data: {"id":"chatcmpl-1","choices":[{"text":"x"}]}' + b" " * 300 + b"\n\n"
+    for _ in range(100):
+        for record in running:
+            await record.append(event)
+    assert table.num_bytes <= 4 * RECORD_OVERHEAD + 2 * MIN_PACKED_BYTES
+    assert [table.get(record.id, record.owner) for record in (finished, *running)] == [finished, *running]
+    assert table.add("d", "digest", 60.0) is not None
+    assert table.get(finished.id, "a") is finished
 
 
 async def test_a_reader_that_waits_takes_a_part_where_it_is_appended():
@@ -303,6 +336,8 @@ def test_what_two_events_have_in_common_is_found_at_both_ends():
         parts, expected = PackedParts(), [head + b"%dx%d" % (n, n) + tail for n in range(4)]
         for part in expected:
             parts.append(part)
+        assert parts.after(0, 1 << 20) == expected
+        parts.pack()
         assert parts.after(0, 1 << 20) == expected
         stored = [len(part) + EVENT_OVERHEAD for part in expected]
         # The first two show the head and the tail, without which the other two are kept.

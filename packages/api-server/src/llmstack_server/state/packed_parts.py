@@ -10,10 +10,9 @@ EVENT_OVERHEAD = 48
 # Fewer bytes in common are not worth it; what has not been found in some events is not looked for any more.
 MIN_COMMON_BYTES = 64
 MAX_ATTEMPTS = 8
-# Packing many events together costs less than packing each one where it comes. These bytes are not counted until then.
+# A part that is smaller is counted together with later ones, until these are so many bytes.
 MAX_FRESH_PART = 384
-MAX_FRESH_PARTS = 16
-MAX_FRESH_BYTES = MAX_FRESH_PART * MAX_FRESH_PARTS
+MAX_FRESH_BYTES = 16 * MAX_FRESH_PART
 
 
 class Packed(NamedTuple):
@@ -39,17 +38,19 @@ class Packed(NamedTuple):
 class PackedParts:
     """Parts in their order. Most events of a stream differ only by the text of one token.
 
+    They are packed where room is needed: most streams end before, and packing costs as much as sending.
+
     Attributes:
         fresh: The last parts, which are not packed yet.
         num_packed: The parts before them, dropped ones included.
         num_dropped: Parts that were dropped at the front.
-        num_packed_bytes: As `num_bytes`, without the last parts, which have `MAX_FRESH_BYTES` at most.
+        num_fresh_bytes: The size of the parts that are not packed.
     """
 
     def __init__(self) -> None:
         self.fresh: list[bytes] = []
-        self.num_packed = self.num_packed_bytes = 0
-        self.num_dropped = 0
+        self.num_packed = self.num_dropped = 0
+        self.num_fresh_bytes = self._num_packed_bytes = 0
         self._stored: list[bytes] = []
         self._whole_numbers: set[int] = set()  # from 0 on, dropped ones included
         self._prefix = self._suffix = b""
@@ -62,20 +63,16 @@ class PackedParts:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the parts that are kept, as it is counted."""
-        self.pack()
-        return self.num_packed_bytes
+        """The size of the parts that are kept."""
+        return self._num_packed_bytes + self.num_fresh_bytes
 
     def append(self, part: bytes) -> None:
         """Adds a part as the last one."""
         self.fresh.append(part)
-        if len(self.fresh) > MAX_FRESH_PARTS or len(part) > MAX_FRESH_PART:
-            self.pack()
+        self.num_fresh_bytes += len(part) + EVENT_OVERHEAD
 
     def after(self, position: int, max_bytes: int) -> list[bytes]:
         """Parts after the first `position`, until they have `max_bytes` or more; they must not be dropped."""
-        if position >= self.num_packed and max_bytes >= MAX_FRESH_BYTES:  # as one that follows an answer has it
-            return self.fresh[position - self.num_packed :]
         found: list[bytes] = []
         num_bytes = 0
         for part in self._from(position):
@@ -101,14 +98,14 @@ class PackedParts:
         """Drops the first `position` parts."""
         self.pack()
         count = min(max(position - self.num_dropped, 0), len(self._stored))
-        self.num_packed_bytes -= sum(len(part) + EVENT_OVERHEAD for part in self._stored[:count])
+        self._num_packed_bytes -= sum(len(part) + EVENT_OVERHEAD for part in self._stored[:count])
         self._whole_numbers.difference_update(range(self.num_dropped, self.num_dropped + count))
         del self._stored[:count]
         self.num_dropped += count
 
     def pack(self) -> None:
         """Also stores the last parts without the common beginning and end."""
-        fresh, self.fresh = self.fresh, []
+        fresh, self.fresh, self.num_fresh_bytes = self.fresh, [], 0
         self.num_packed += len(fresh)
         num_before = len(self._stored)
         for index, part in enumerate(fresh):
@@ -116,7 +113,7 @@ class PackedParts:
                 self._pack_known(fresh[index:])
                 break
             self._keep_whole(part)
-        self.num_packed_bytes += sum(map(len, self._stored[num_before:])) + EVENT_OVERHEAD * len(fresh)
+        self._num_packed_bytes += sum(map(len, self._stored[num_before:])) + EVENT_OVERHEAD * len(fresh)
 
     def _pack_known(self, fresh: list[bytes]) -> None:
         prefix, suffix, min_bytes, store = self._prefix, self._suffix, self._min_packed_bytes, self._stored.append

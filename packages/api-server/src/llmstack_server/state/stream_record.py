@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llmstack_server.state.answer_source import AnswerSource
-from llmstack_server.state.packed_parts import MAX_FRESH_PART, MAX_FRESH_PARTS, PackedParts
+from llmstack_server.state.packed_parts import EVENT_OVERHEAD, MAX_FRESH_BYTES, MAX_FRESH_PART, PackedParts
 from llmstack_types.json_values import JSONValue
 
 MAX_STREAM_BYTES = 1 << 20
@@ -114,6 +114,7 @@ class StreamRecord:
         self.head: Head | None = None
         self._failure: Mapping[str, JSONValue] | None = None
         self.parts = PackedParts()
+        self._num_uncounted_bytes = 0
         self._num_saved: int | None = None
         self._readers: set[StreamReader] = set()
         self.latest: StreamReader | None = None
@@ -151,8 +152,8 @@ class StreamRecord:
 
     @property
     def num_bytes(self) -> int:
-        """The size of its parts, as it is counted, without the last ones: see `PackedParts`."""
-        return self.parts.num_packed_bytes
+        """The size of its parts, as they are now."""
+        return self.parts.num_bytes
 
     @property
     def has_reader(self) -> bool:
@@ -229,29 +230,30 @@ class StreamRecord:
     def put(self, part: bytes, *, is_last: bool = False) -> None:
         """Adds a part at once. The last one is left to the reader."""
         # Not methods of the parts and the reader: every event of a stream passes here.
-        parts, reader = self.parts, self.latest
-        fresh = parts.fresh
-        fresh.append(part)
-        if len(fresh) > MAX_FRESH_PARTS or len(part) > MAX_FRESH_PART:
-            parts.pack()
+        parts, reader, size = self.parts, self.latest, len(part)
+        parts.fresh.append(part)
+        parts.num_fresh_bytes += size + EVENT_OVERHEAD
+        self._num_uncounted_bytes += size + EVENT_OVERHEAD
+        if self._num_uncounted_bytes > MAX_FRESH_BYTES or size > MAX_FRESH_PART:
+            self._num_uncounted_bytes = 0
             self._on_growth(self)
-        if not self.is_resumable:
-            self._on_change(self)
         number = parts.num_packed + len(parts.fresh)
-        if self._num_saved is not None:
-            source = self._source
-            if 0 < self._num_saved == number - 1 and source is not None and source.follows and not is_last:
-                self._num_saved = number
-            is_held = self._num_saved < number
-            if self._on_part is not None:
-                self._on_part(self.id, is_held)
-            if is_held:  # no reader may have it yet
-                return
+        if self._num_saved is not None and self._withholds(number, is_last=is_last):
+            return
         is_next = reader is not None and reader.is_waiting and reader.position == number - 1
         if reader is None or is_last or not is_next or not self.is_resumable or not reader.take(number, part):
             self.tell()
         else:
             reader.position = number
+
+    def _withholds(self, number: int, *, is_last: bool) -> bool:
+        """Whether no reader may have the part with this number yet, which is the last one so far."""
+        source, num_saved = self._source, self._num_saved or 0
+        if 0 < num_saved == number - 1 and source is not None and source.follows and not is_last:
+            num_saved = self._num_saved = number
+        if self._on_part is not None:
+            self._on_part(self.id, num_saved < number)
+        return num_saved < number
 
     def fail(self, fields: Mapping[str, JSONValue]) -> None:
         """Ends an answer with an error after the parts that readers may have."""

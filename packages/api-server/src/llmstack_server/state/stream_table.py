@@ -13,6 +13,8 @@ from llmstack_server.state.stream_record import MAX_STREAM_BYTES, StreamRecord
 
 MAX_PER_OWNER = 16
 MAX_BYTES = 64 << 20
+# A record with less is not worth packing.
+MIN_PACKED_BYTES = 2 * MAX_FRESH_BYTES
 # What a record costs besides its events that are counted.
 RECORD_OVERHEAD = 4096 + MAX_FRESH_BYTES
 
@@ -49,6 +51,7 @@ class StreamTable:
         self._finished: dict[str, StreamRecord] = {}
         self._id_to_bytes: dict[str, int] = {}
         self._id_to_timer: dict[str, asyncio.TimerHandle] = {}
+        self._unpacked: dict[str, StreamRecord] = {}
         self._num_of_owner: Counter[str] = Counter()
         self.num_bytes = 0
 
@@ -75,7 +78,7 @@ class StreamTable:
             if not self._evict_finished(owner):
                 return False
         while self.num_bytes + RECORD_OVERHEAD > MAX_BYTES:
-            if not self._evict_finished():
+            if not self._pack_first() and not self._evict_finished():
                 return False
         return True
 
@@ -110,6 +113,7 @@ class StreamTable:
         if record.key is not None and self._key_to_record.get(record.key) is record:
             del self._key_to_record[record.key]
         self._finished.pop(record.id, None)
+        self._unpacked.pop(record.id, None)
         self._num_of_owner[record.owner] -= 1
         if not self._num_of_owner[record.owner]:
             del self._num_of_owner[record.owner]
@@ -148,8 +152,9 @@ class StreamTable:
         """A record counts as more bytes."""
         if record.id not in self._id_to_record:
             return
-        is_too_large = self._count_bytes(record) > MAX_STREAM_BYTES
-        while is_too_large or self.num_bytes > MAX_BYTES:
+        while (is_too_large := self._count_bytes(record) > MAX_STREAM_BYTES) or self.num_bytes > MAX_BYTES:
+            if self._pack(record) if is_too_large else self._pack_first():
+                continue
             if is_too_large or not self._evict_finished():
                 self.remove(record)
                 return
@@ -158,7 +163,22 @@ class StreamTable:
         num_bytes = record.num_bytes
         self.num_bytes += num_bytes + RECORD_OVERHEAD - self._id_to_bytes[record.id]
         self._id_to_bytes[record.id] = num_bytes + RECORD_OVERHEAD
+        if record.parts.num_fresh_bytes >= MIN_PACKED_BYTES:
+            self._unpacked[record.id] = record
         return num_bytes
+
+    def _pack_first(self) -> bool:
+        """Makes room in the record that could be packed first; False where there is none."""
+        record = next(iter(self._unpacked.values()), None)
+        return record is not None and self._pack(record)
+
+    def _pack(self, record: StreamRecord) -> bool:
+        """Makes room in a record; False where there is nothing to pack."""
+        if self._unpacked.pop(record.id, None) is None:
+            return False
+        record.parts.pack()
+        self._count_bytes(record)
+        return True
 
     def _evict_finished(self, owner: str | None = None) -> bool:
         """Removes the oldest finished record, of any owner or of one; False where there is none."""

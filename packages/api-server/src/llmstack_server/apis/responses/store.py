@@ -62,7 +62,9 @@ class StoredResponse:
     num_bytes: int = field(default=0, init=False)
 
     def measure(self) -> int:
-        """The bytes it keeps alive at most; items that several turns share count in each."""
+        """The bytes it keeps alive at most; items that several turns share count in each. Packs its events."""
+        if self.events is not None:
+            self.events.parts.pack()
         items = sum(len(item.data) for item in (*self.input_items, *self.output_items))
         events = 0 if self.events is None else self.events.parts.num_bytes
         cuts = 0 if self.source is None else self.source.num_bytes
