@@ -62,9 +62,10 @@ def pack_stored(
     bits = weight.num_bits
     num_words = num_columns(out_features) * -(-in_features * bits // 32)
     packed = empty_in_huge_pages(num_words, torch.int32)
-    layout, numbers, extra = _as_native(weight)
-    pack = native.function(f"linear_pack_stored_{bits}", Pointer, Pointer, Int, Int)
-    pack(numbers.data_ptr(), packed.data_ptr(), in_features, out_features)
+    layout, flipped, extra = _as_native(weight)
+    numbers = weight.numbers.contiguous()
+    pack = native.function(f"linear_pack_stored_{bits}", Pointer, Pointer, Int, Int, Int)
+    pack(numbers.data_ptr(), packed.data_ptr(), in_features, out_features, flipped)
     scales = _in_panels(weight.scales)
     kept = (packed, scales, extra)
     group_size = weight.group_size + -weight.group_size % 8  # no multiple of 8 only where all inputs are one group
@@ -102,23 +103,22 @@ def _arguments(kept: tuple[torch.Tensor, ...], group_size: int) -> tuple[int, ..
     return packed.data_ptr(), scales.data_ptr(), SCALE_TYPES[scales.dtype], extra.data_ptr(), group_size
 
 
-def _as_native(weight: StoredWeight) -> tuple[str, torch.Tensor, torch.Tensor]:
-    """The name of the native format, its numbers, and its zero points or table.
+def _as_native(weight: StoredWeight) -> tuple[str, int, torch.Tensor]:
+    """The name of the native format, the bits that change in its numbers, and its zero points or table.
 
     Integers get a sign, unless zero points are floats: subtracting the middle from those would round them.
     """
     if weight.table is not None:
-        return weight.layout, weight.numbers.contiguous(), weight.table
+        return weight.layout, 0, weight.table
     nothing = torch.zeros(1)
     bits, middle = weight.num_bits, 1 << (weight.num_bits - 1)
     if weight.has_float_zeros:
-        return f"shifted{bits}", weight.numbers.contiguous(), _in_panels(weight.zero_points())
+        return f"shifted{bits}", 0, _in_panels(weight.zero_points())
     if weight.layout == "fp8":
-        return weight.layout, weight.numbers.contiguous(), nothing
-    numbers = (weight.numbers ^ middle).contiguous()
+        return weight.layout, 0, nothing
     if weight.zeros is None:
-        return f"signed{bits}", numbers, nothing
-    return f"int{bits}", numbers, _in_panels((weight.zeros.to(torch.int16) - middle).to(torch.int8))
+        return f"signed{bits}", middle, nothing
+    return f"int{bits}", middle, _in_panels((weight.zeros.to(torch.int16) - middle).to(torch.int8))
 
 
 def _in_panels(values: torch.Tensor) -> torch.Tensor:

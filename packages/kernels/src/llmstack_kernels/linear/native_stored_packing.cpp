@@ -7,15 +7,17 @@ namespace llmstack {
 namespace {
 
 template <int kBits>
-inline uint32_t word_of(const uint8_t* numbers, int64_t size) {
+inline uint32_t word_of(const uint8_t* numbers, int64_t size, uint32_t flipped) {
   uint32_t word = 0;
-  for (int i = 0; i < size; ++i) word |= static_cast<uint32_t>(numbers[i]) << shift_of(kBits, i);
+  for (int i = 0; i < size; ++i) word |= (numbers[i] ^ flipped) << shift_of(kBits, i);
   return word;
 }
 
-// Some words of all columns after another, so that what is written stays in the first-level cache.
+// Some words of all columns after another, so that what is written stays in the first-level cache. `flipped` are bits to
+// change in each number: the highest one gives a sign.
 template <int kBits>
-void pack_words(const uint8_t* numbers, uint32_t* packed, int64_t in_features, int64_t out_features) {
+void pack_words(const uint8_t* numbers, uint32_t* packed, int64_t in_features, int64_t out_features,
+                uint32_t flipped) {
   constexpr int64_t kInputs = 32 / kBits, kStepsAtOnce = 16;
   const int64_t whole_steps = in_features / kInputs, steps = (in_features + kInputs - 1) / kInputs;
   for_each_chunk(num_panels(out_features), [&](int64_t panel) {
@@ -27,13 +29,13 @@ void pack_words(const uint8_t* numbers, uint32_t* packed, int64_t in_features, i
       for (int64_t column = 0; column < columns; ++column) {
         const uint8_t* row = numbers + (panel * kPanel + column) * in_features;
         for (int64_t step = start; step < end; ++step) {
-          out[step * kPanel + column] = word_of<kBits>(row + step * kInputs, kInputs);
+          out[step * kPanel + column] = word_of<kBits>(row + step * kInputs, kInputs, flipped);
         }
       }
     }
     for (int64_t column = 0; column < columns && whole_steps < steps; ++column) {
       const uint8_t* rest = numbers + (panel * kPanel + column) * in_features + whole_steps * kInputs;
-      out[whole_steps * kPanel + column] = word_of<kBits>(rest, in_features - whole_steps * kInputs);
+      out[whole_steps * kPanel + column] = word_of<kBits>(rest, in_features - whole_steps * kInputs, flipped);
     }
   });
 }
@@ -48,10 +50,10 @@ void gather_columns(const T* x, int64_t num_rows, int64_t row_stride, const int3
 }  // namespace
 }  // namespace llmstack
 
-#define LLMSTACK_STORED_PACK(bits)                                                                            \
+#define LLMSTACK_STORED_PACK(bits)                                                                                  \
   extern "C" void llmstack_linear_pack_stored_##bits(const uint8_t* numbers, uint32_t* packed, int64_t in_features, \
-                                                     int64_t out_features) {                                  \
-    llmstack::pack_words<bits>(numbers, packed, in_features, out_features);                                   \
+                                                     int64_t out_features, int64_t flipped) {                       \
+    llmstack::pack_words<bits>(numbers, packed, in_features, out_features, static_cast<uint32_t>(flipped));         \
   }
 #define LLMSTACK_GATHER_COLUMNS(suffix, T)                                                                        \
   extern "C" void llmstack_gather_columns_##suffix(const llmstack::T* x, int64_t num_rows, int64_t row_stride,    \
