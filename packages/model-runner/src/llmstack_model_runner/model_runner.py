@@ -36,7 +36,7 @@ from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.sampling import LogitsProcessors, LogitsProcessorType, Sampler, load_logits_processors
 from llmstack_model_runner.sampling.infill import SamplingByTexts
 from llmstack_model_runner.steps.block_transfer import BlockTransfer
-from llmstack_model_runner.steps.gpu.decode_graphs import decode_sizes
+from llmstack_model_runner.steps.gpu.decode_graphs import decode_sizes, most_decode_rows
 from llmstack_model_runner.steps.gpu.steps import DeviceSteps
 from llmstack_model_runner.steps.host_steps import HostSteps
 from llmstack_model_runner.steps.input_batch import InputBatch
@@ -176,8 +176,7 @@ class ModelRunner(SamplingByTexts, WeightUpdates):
     def _profile_memory(self, share: float) -> MemoryProfile:
         config, spec = self._config, self.kv_cache_spec()
         is_capturing = self._has_device_rows and not config.enforce_eager
-        most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
-        sizes = decode_sizes(most_rows, config.cuda_graph_sizes) if is_capturing else []
+        sizes = decode_sizes(most_decode_rows(config), config.cuda_graph_sizes) if is_capturing else []
         probe = CudaMemoryProbe(self._device)
         # As many as the whole device could hold: the steps need tables before it is known what is left for blocks.
         self._hold_positions(max_positions(config, spec, probe.total_bytes // spec.bytes_per_block))

@@ -27,11 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gpt2_checkpoint(tmp_path_factory.mktemp("gpt2"), n_embd=64)
 
 
-def start(folder: Path, runtime: DeviceRuntime | None, **options: Any) -> ModelRunner:
+def start(folder: Path, runtime: DeviceRuntime | None, num_state_blocks: int = 0, **options: Any) -> ModelRunner:
     """A runner of this checkpoint with `NUM_BLOCKS` blocks of 4 tokens."""
     values: dict[str, Any] = {"max_model_len": 64, "max_num_batched_tokens": 128, **options}
     runner = ModelRunner(ModelRunnerConfig(str(folder), block_size=4, device="cpu", **values), runtime)
     runner.load_model()
     torch.set_num_threads(1)
-    runner.initialize_kv_cache(NUM_BLOCKS)
+    runner.initialize_kv_cache(NUM_BLOCKS, 0, num_state_blocks)
     return runner

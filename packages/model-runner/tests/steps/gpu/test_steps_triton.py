@@ -73,8 +73,11 @@ PARAMS = (
 )
 
 
-def generate(place: str, folder: str, num_requests: int) -> dict[str, Any]:
-    """On the CPU stand-in, or on the host: a step of prompts, then decodes, at the end of one row less."""
+def generate(place: str, folder: str, num_requests: int, num_drafts: int = 0) -> dict[str, Any]:
+    """On the CPU stand-in, or on the host: a step of prompts, then decodes, at the end of one row less.
+
+    With `num_drafts` the same again, with drafts of which the last one is wrong.
+    """
     config = ModelRunnerConfig(
         folder,
         device="cpu",
@@ -82,7 +85,8 @@ def generate(place: str, folder: str, num_requests: int) -> dict[str, Any]:
         max_num_seqs=num_requests,
         block_size=16,
         dtype="float32",
-        cuda_graph_sizes=(num_requests,),
+        cuda_graph_sizes=(num_requests * (1 + num_drafts),),
+        max_num_drafts=num_drafts,
         enable_lora=(adapter := Path(folder) / "adapter").is_dir(),
         max_lora_rank=8,
     )
@@ -99,30 +103,48 @@ def generate(place: str, folder: str, num_requests: int) -> dict[str, Any]:
     driver.run(4)  # the third decode begins a block
     driver.remove(f"{num_requests - 1}")
     driver.run(1)
+    if num_drafts:
+        draft(driver, num_requests, num_drafts)
     return {"outputs": driver.outputs, "errors": driver.errors, "backends": dict(runner.backends())}
 
 
-def run(place: str, folder: Path, num_requests: int, **environment: str) -> dict[str, Any]:
+def draft(driver: StepDriver, num_requests: int, num_drafts: int) -> None:
+    """Computes each request again, under another name: the prompt, and a step with drafts over the end of a block."""
+    known = dict(driver.outputs)
+    names = {f"{index}": f"{index} again" for index in range(num_requests)}
+    for index, (name, again) in enumerate(names.items()):
+        if index < num_requests - 1:
+            driver.remove(name)
+        driver.add(again, [index + 1] * 14, PARAMS[index])
+    driver.step(dict.fromkeys(names.values(), 14))
+    guesses = {again: [*known[name][1:num_drafts], 60 - known[name][num_drafts]] for name, again in names.items()}
+    driver.step(dict.fromkeys(names.values(), 1), guesses)
+    for name, again in names.items():
+        assert driver.outputs[again] == known[name][: num_drafts + 1]
+    driver.step(dict.fromkeys(names.values(), 1))
+
+
+def run(place: str, folder: Path, num_requests: int, num_drafts: int = 0, **environment: str) -> dict[str, Any]:
     inherited = {
         name: value for name, value in os.environ.items() if name not in ("LLMSTACK_KERNELS", "TRITON_INTERPRET")
     }
     inherited["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # the helpers of the tests too
-    command = [sys.executable, __file__, place, str(folder), str(num_requests)]
+    command = [sys.executable, __file__, place, str(folder), str(num_requests), str(num_drafts)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=inherited | environment)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def check(folder: Path, num_requests: int) -> None:
-    found = run("stand-in", folder, num_requests, LLMSTACK_KERNELS=TRITON, TRITON_INTERPRET="1")
-    expected = run("host", folder, num_requests)
+def check(folder: Path, num_requests: int, num_drafts: int = 0) -> None:
+    found = run("stand-in", folder, num_requests, num_drafts, LLMSTACK_KERNELS=TRITON, TRITON_INTERPRET="1")
+    expected = run("host", folder, num_requests, num_drafts)
     assert found["errors"] == {}
     assert found["outputs"] == expected["outputs"]
     of_states = [op for op in ("causal_convolution", "gated_delta_rule") if op in found["backends"]]
     for op in ("decode_inputs", "sample_tokens", "paged_attention", "linear", *of_states):
         assert found["backends"][op].startswith(TRITON)
-    assert f"captured graphs of up to {num_requests} rows" in found["backends"]["decode"]
+    assert f"captured graphs of up to {num_requests * (1 + num_drafts)} rows" in found["backends"]["decode"]
 
 
 def write(folder: Path, name: str) -> Path:
@@ -150,6 +172,13 @@ def test_captured_steps_of_adapters_contain_nothing_that_changes(tmp_path: Path)
     check(folder, num_requests=3)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_captured_steps_of_drafts_contain_nothing_that_changes(tmp_path: Path, name: str) -> None:
+    check(write(tmp_path, name), num_requests=2, num_drafts=3)
+
+
 if __name__ == "__main__":
-    _, place, folder, num_requests = sys.argv
-    print(json.dumps(generate(place, folder, int(num_requests))))
+    _, place, folder, num_requests, num_drafts = sys.argv
+    print(json.dumps(generate(place, folder, int(num_requests), int(num_drafts))))

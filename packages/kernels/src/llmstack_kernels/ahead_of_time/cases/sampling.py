@@ -71,6 +71,10 @@ def _decode_inputs_cases() -> Iterator[CompileCase]:
     out = DecodeInputs(wide, wide, rows, wide, meta_tensor(num_rows, num_blocks, dtype=torch.int32))
     is_good = torch.empty(num_rows, dtype=torch.bool, device="meta")
     yield CompileCase("decode", partial(decode_inputs.decode_inputs, state, rows, block_size, out), is_sample=True)
+    drafts = meta_tensor(num_rows, 2, dtype=torch.int32)
+    yield CompileCase("decode_drafts", partial(decode_inputs.decode_inputs, state, rows, block_size, out, drafts))
+    keep = partial(decode_inputs.keep_drafts, state, rows, drafts, wide, is_good, wide)
+    yield CompileCase("keep_drafts", keep, is_sample=True)
     yield CompileCase("advance", partial(decode_inputs.advance_rows, state, rows, wide, is_good, rows), is_sample=True)
     yield CompileCase(
         "update", partial(decode_inputs.update_rows, state, meta_tensor(1000, 3, dtype=torch.int32)), is_sample=True

@@ -21,9 +21,11 @@ from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, G
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray
+from llmstack_model_runner.steps.gpu.places import Drafts, Places
 from llmstack_model_runner.steps.gpu.rows import DeviceRows
 from llmstack_model_runner.steps.gpu.sampling_rows import DeviceSamplingRows, SamplingVariant
 from llmstack_model_runner.steps.input_batch import InputBatch
+from llmstack_types import ModelRunnerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ class _Key(NamedTuple):
     """The work of a captured step, as a key.
 
     Attributes:
-        size: Number of rows.
+        size: Number of rows, or of their places if there may be drafts.
         variant: How it samples; None where the caller does.
         num_adapted: Layers that adapters of its rows change; 0 for rows without.
     """
@@ -66,11 +68,19 @@ def decode_sizes(max_num_seqs: int, given: Sequence[int] = ()) -> list[int]:
     return sorted(size for size in sizes if size <= most)
 
 
+def most_decode_rows(config: ModelRunnerConfig) -> int:
+    """Most rows of a captured step; a row with drafts counts as one for each of its places."""
+    return min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
+
+
 class DecodeGraphs:
     """Replays decode steps, which the start captures.
 
     A graph contains inputs, model, sampler and the update of the rows. If the host takes part in sampling (grammars,
     log-probabilities, rare parameters), or rows have penalties or adapters, it contains inputs and model only.
+
+    If there may be drafts, each place of a row is computed as a decode of its own, with the bits that it has without
+    drafts; the sampler takes all places at once, and the rows advance by the drafts that were right.
 
     A capture takes 50 to 100 ms in which no stream gets a token, so none is made while the server serves: a step
     without a graph of its size takes the next larger one. After `drop` the same are captured again as they are needed.
@@ -87,10 +97,12 @@ class DecodeGraphs:
         sizes: Sequence[int],
         batch: InputBatch,
         adapters: AdapterStore | None = None,
+        *,
+        has_drafts: bool = False,
     ) -> None:
         """`sizes`: Numbers of rows to capture, ascending; `batch`: where the rows' blocks are.
 
-        `adapters`: Those that rows may have; None without any.
+        `adapters`: Those that rows may have; None without any. `has_drafts`: Whether there may be drafts.
         """
         self._model = model
         self._kv_caches = kv_caches
@@ -117,6 +129,8 @@ class DecodeGraphs:
         self._states = torch.zeros((2, num_rows), dtype=torch.int64, device=device)  # which each row reads and writes
         self._num_known_tokens = torch.ones(num_rows, dtype=torch.int64, device=device)
         self._results = torch.empty(num_rows, dtype=torch.int32, device=device)
+        self._drafts = torch.zeros((num_rows, 2), dtype=torch.int32, device=device) if has_drafts else None
+        self._num_known_drafts = 0  # leading places whose drafts are on the device; the others are zeros
         self._logits: torch.Tensor | None = None
 
     def capture_all(self) -> None:
@@ -131,30 +145,36 @@ class DecodeGraphs:
         self._captures_when_needed = False
         logger.info("decode steps: %s", self.describe())
 
-    def sample(self, rows: IntArray, variant: SamplingVariant, states: IntArray | None = None) -> torch.Tensor | None:
+    def sample(
+        self, rows: IntArray, variant: SamplingVariant, states: IntArray | None = None, drafts: Drafts | None = None
+    ) -> torch.Tensor | None:
         """Decodes, samples and advances the given rows of the state; None if no graph is available.
 
         `states` are the state blocks that each row reads and writes: [num_rows, 2]; None for a model without.
-        Returns the tokens in newly allocated memory, -1 for invalid ones: int32 [num_rows].
+        `rows` and `drafts` are what `lay_out_places` returns. Returns the tokens of all places in newly allocated
+        memory, -1 for invalid ones: int32 [num_rows].
         """
-        if not self._launch(rows, variant, states):
+        if not self._launch(rows, variant, states, drafts):
             return None
-        self._rows.note_advance(rows)
+        if self._drafts is None:
+            self._rows.note_advance(rows)
+        else:
+            self._rows.note_kept(rows)
         return self._results[: len(rows)].clone()
 
     def compute_logits(
-        self, rows: IntArray, states: IntArray | None = None, num_adapted: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        self, rows: IntArray, states: IntArray | None = None, drafts: Drafts | None = None, num_adapted: int = 0
+    ) -> tuple[torch.Tensor, Places] | None:
         """Decodes the given rows, which the caller samples and advances; None if no graph is available.
 
-        `states`: As for `sample`. `num_adapted`: Layers that the adapters of the step change.
+        `states`, `drafts`: As for `sample`. `num_adapted`: Layers that the adapters of the step change.
 
-        Returns logits and row numbers, both overwritten by the next call: float32 [num_rows, vocab_size], int32
-        [num_rows].
+        Returns logits and their places, both overwritten by the next call: float32 [num_rows, vocab_size].
         """
-        if not self._launch(rows, None, states, num_adapted) or self._logits is None:
+        if not self._launch(rows, None, states, drafts, num_adapted) or self._logits is None:
             return None
-        return self._logits[: len(rows)], self._row_numbers[: len(rows)]
+        sent = None if self._drafts is None else self._drafts[: len(rows)]
+        return self._logits[: len(rows)], Places(rows, self._row_numbers[: len(rows)], sent)
 
     def drop(self) -> None:
         """Frees the graphs, which are captured again when needed. No step may be in flight."""
@@ -172,14 +192,19 @@ class DecodeGraphs:
         return f"{captured}; no memory for {len(self._refused)} more" if self._refused else captured
 
     def _launch(
-        self, rows: IntArray, variant: SamplingVariant | None, states: IntArray | None, num_adapted: int = 0
+        self,
+        rows: IntArray,
+        variant: SamplingVariant | None,
+        states: IntArray | None,
+        drafts: Drafts | None,
+        num_adapted: int = 0,
     ) -> bool:
         key = self._find(len(rows), variant, num_adapted)
         if key is None:
             return False
         padded = np.full(key.size, self._rows.scratch_row, dtype=np.int32)
         padded[: len(rows)] = rows
-        self._place(padded, states)
+        self._place(padded, states, drafts)
         self._graphs[key].replay()
         return True
 
@@ -195,7 +220,12 @@ class DecodeGraphs:
                 return key
         return None
 
-    def _place(self, row_numbers: np.ndarray[tuple[int], np.dtype[np.int32]], states: IntArray | None = None) -> None:
+    def _place(
+        self,
+        row_numbers: np.ndarray[tuple[int], np.dtype[np.int32]],
+        states: IntArray | None = None,
+        drafts: Drafts | None = None,
+    ) -> None:
         size = len(row_numbers)
         arrays: list[npt.NDArray[Any]] = []
         if is_other := not np.array_equal(self._known_row_numbers[:size], row_numbers):
@@ -206,12 +236,20 @@ class DecodeGraphs:
             if states is not None:
                 padded[:, : len(states)] = states.T
             arrays.append(padded)
+        if drafts is not None or self._num_known_drafts:
+            places = np.zeros((max(size, self._num_known_drafts), 2), dtype=np.int32)
+            if drafts is not None:
+                places[: len(drafts)] = drafts
+            arrays.append(places)
+            self._num_known_drafts = 0 if drafts is None else len(drafts)
         sent = self._staging.send(arrays) if arrays else []
         if is_other:
-            self._row_numbers[:size].copy_(sent[0])
+            self._row_numbers[:size].copy_(sent.pop(0))
             self._known_row_numbers[:size] = row_numbers
         if self._scratch_state:
-            self._states[:, :size].copy_(sent[-1])
+            self._states[:, :size].copy_(sent.pop(0))
+        if sent and self._drafts is not None:
+            self._drafts[: len(sent[0])].copy_(sent[0])
 
     def _capture(self, key: _Key) -> None:
         if key in self._graphs or key in self._refused or self._reason_for_none:
@@ -239,9 +277,10 @@ class DecodeGraphs:
 
     def _compute(self, key: _Key) -> None:
         size, variant, num_adapted = key
+        drafts = None if self._drafts is None else self._drafts[:size]
         rows, of_groups = self._row_numbers[:size], [_first(inputs, size) for inputs in self._inputs]
         for state, of_group in zip(self._rows.states, of_groups, strict=True):
-            decode_inputs(state, rows, self._block_size, of_group)
+            decode_inputs(state, rows, self._block_size, of_group, drafts)
         inputs = of_groups[0]
         metadata = AttentionMetadata(
             query_start_loc=self._query_start_loc[: size + 1],
@@ -261,8 +300,14 @@ class DecodeGraphs:
             hidden = self._model.forward(inputs.token_ids, inputs.positions, metadata, self._kv_caches)
             logits = self._model.compute_logits(hidden)
         if variant is not None:
-            sample = self._sampling.sample(logits, rows, variant)
-            self._rows.advance_states(rows, sample.token_ids, sample.is_good, self._results[:size])
+            sample = self._sampling.sample(logits, rows, variant, drafts=drafts)
+            token_ids, is_good = sample.token_ids, sample.is_good
+            if drafts is None:
+                self._rows.advance_states(rows, token_ids, is_good, self._results[:size])
+            else:
+                num_kept = self._rows.keep_drafts(rows, drafts, token_ids, is_good)
+                self._sampling.count_kept(rows, num_kept)
+                self._results[:size].copy_(torch.where(is_good, token_ids, -1))
         elif self._logits is not None:
             # Out of the graphs' shared memory, which the next replay overwrites.
             self._logits[:size].copy_(logits)

@@ -15,16 +15,18 @@ from llmstack_kernels.state_rows import StateRows
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
 from llmstack_model_runner.layers.step_vectors import StepVectors
+from llmstack_model_runner.ragged import IntArray
+from llmstack_model_runner.steps.gpu.places import Drafts, Places, lay_out_places
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_model_runner.steps.prepare_inputs import ModelInputs, StepLayout, lay_out
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
-    """Tensors of one step, and the rows of the batch that sample."""
+    """Tensors of one step, and its places that are sampled."""
 
     model: ModelInputs
-    sampling_rows: torch.Tensor  # [num_sampling_rows] int32
+    places: Places
 
 
 def prepare_device_inputs(
@@ -39,7 +41,8 @@ def prepare_device_inputs(
     `states` are those of `DeviceRows` after its `update`. `vectors` stand in place of tokens of the step.
     """
     layout = lay_out(batch, step)
-    sent = _send(layout, step, staging)
+    place_rows, drafts = lay_out_places(batch, step, layout.sampling_indices)
+    sent = _send(layout, step, staging, place_rows, drafts)
     last_tokens = states[0][:, LAST_TOKEN].index_select(0, sent.sampling_index)
     sent.token_ids.index_copy_(0, sent.last_known, last_tokens.long())
     max_blocks = -(-int(layout.seq_lens.max()) // batch.block_size)
@@ -68,15 +71,15 @@ def prepare_device_inputs(
         query_start_loc=layout.query_start_loc,
         token_types=None if layout.token_types is None else sent.token_types,
     )
-    return DeviceInputs(model, sent.sampling_rows)
+    return DeviceInputs(model, Places(place_rows, sent.place_rows, None if drafts is None else sent.drafts))
 
 
 class _Sent(NamedTuple):
     """The layout of a step on the device, in the order in which it is sent; see `StepLayout`.
 
     Attributes:
-        rows: The row of each request in the batch, [num_rows] int32; `sampling_rows` are those that sample.
-        sampling_index: The same as an index of tensors.
+        rows: The row of each request in the batch, as an index of tensors; `sampling_index` are those that sample.
+        place_rows: The row of each place; `drafts` is of the same places, and empty without drafts.
         slot_mappings: One per group of layers.
         states: Of a model with states of layers.
     """
@@ -89,15 +92,15 @@ class _Sent(NamedTuple):
     rows: torch.Tensor
     sampling_index: torch.Tensor
     last_known: torch.Tensor
-    sampling_rows: torch.Tensor
+    place_rows: torch.Tensor
+    drafts: torch.Tensor
     token_types: torch.Tensor
     slot_mappings: Sequence[torch.Tensor]
     states: StateRows | None
 
 
-def _send(layout: StepLayout, step: StepRows, staging: Staging) -> _Sent:
+def _send(layout: StepLayout, step: StepRows, staging: Staging, place_rows: IntArray, drafts: Drafts | None) -> _Sent:
     """Sends the arrays of a step in one copy."""
-    sampling_rows = step.rows[layout.sampling_indices]
     arrays: list[npt.NDArray[Any]] = [
         layout.token_ids,
         layout.positions,
@@ -105,9 +108,10 @@ def _send(layout: StepLayout, step: StepRows, staging: Staging) -> _Sent:
         layout.seq_lens.astype(np.int32),
         layout.logits_indices,
         step.rows,
-        sampling_rows,
+        step.rows[layout.sampling_indices],
         layout.last_known,
-        sampling_rows.astype(np.int32),
+        place_rows.astype(np.int32),
+        layout.positions[:0] if drafts is None else drafts,
         layout.positions[:0] if layout.token_types is None else layout.token_types,
         *layout.slot_mappings,
         *([] if step.states is None else (*step.states.T, step.num_scheduled_tokens - step.num_drafts)),

@@ -8,13 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmstack_kernels.decode_inputs import FIRST_BLOCK, LAST_TOKEN, POSITION, advance_rows, update_rows
+from llmstack_kernels.decode_inputs import FIRST_BLOCK, LAST_TOKEN, POSITION, advance_rows, keep_drafts, update_rows
 from llmstack_model_runner.device.runtime import DeviceRuntime
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.steps.input_batch import InputBatch
 
 _NOWHERE = -1
+_ON_DEVICE = -2
+"""Position of a row that the device has advanced by its right drafts; the host knows them before its next step."""
 
 
 class DeviceRows:
@@ -78,6 +80,22 @@ class DeviceRows:
         for state in self.states:
             advance_rows(state, device_rows, token_ids, is_good, results)
 
+    def keep_drafts(
+        self, device_rows: torch.Tensor, drafts: torch.Tensor, token_ids: torch.Tensor, is_good: torch.Tensor
+    ) -> torch.Tensor:
+        """Advances rows by their right drafts and the token behind them, also in a graph; see the kernel.
+
+        Returns at the last place of a row that is kept how many are, 0 at all others: int64 [num_places].
+        """
+        num_kept = torch.empty_like(token_ids)
+        for state in self.states:
+            keep_drafts(state, device_rows, drafts, token_ids, is_good, num_kept)
+        return num_kept
+
+    def note_kept(self, rows: IntArray) -> None:
+        """Notes that a started step advances these rows, which may have drafts."""
+        self._positions[rows] = _ON_DEVICE
+
     def note_advance(self, rows: IntArray) -> None:
         """Notes that a started graph advances these rows."""
         self._positions[rows] += 1
@@ -109,11 +127,12 @@ class DeviceRows:
     def _new_places(self, rows: IntArray) -> Iterator[npt.NDArray[np.int32]]:
         """Updates of last tokens that the host knows and the device has not computed, mostly of new rows."""
         positions = self._batch.num_tokens[rows] - 1
-        is_other = self._positions[rows] != positions
+        known = self._positions[rows]
+        is_other = (known != positions) & (known != _ON_DEVICE)
+        self._positions[rows] = positions
         if not is_other.any():
             return
         rows, positions = rows[is_other], positions[is_other]
-        self._positions[rows] = positions
         token_ids = self._batch.token_ids[rows, positions]
         for group in range(len(self.states)):
             lines = group * self._num_lines + rows

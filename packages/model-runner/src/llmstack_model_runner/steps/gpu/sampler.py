@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,14 @@ import torch
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.sampling import LogprobsTensors, SamplerOutput, TokenBitmask, gather_logprobs
+from llmstack_model_runner.steps.gpu.places import Places
 from llmstack_model_runner.steps.gpu.sampling_rows import DeviceSamplingRows, SamplingVariant
 from llmstack_model_runner.steps.input_batch import InputBatch
 
 _NOWHERE = -1
+
+SampleOnHost = Callable[[IntArray, torch.Tensor, TokenBitmask | None], SamplerOutput]
+"""Samples for rows of a step, which sample, from the logits of their places and the masks of these."""
 
 
 class DeviceSampler:
@@ -35,7 +39,7 @@ class DeviceSampler:
     ) -> None:
         """`is_raw`: Log-probabilities are those of the model's logits; otherwise the host computes them.
 
-        `has_drafts`: There may be drafts, which the host verifies, so it samples for all requests.
+        `has_drafts`: There may be drafts, which rules out penalties.
         """
         num_rows = len(batch.num_tokens)
         self._batch = batch
@@ -62,21 +66,51 @@ class DeviceSampler:
         self._rows.flush()
         return self._rows.variant(rows)
 
-    def sample(
-        self, logits: torch.Tensor, rows: IntArray, device_rows: torch.Tensor, bitmask: TokenBitmask | None
+    def choose(
+        self,
+        logits: torch.Tensor,
+        places: Places,
+        rows: IntArray,
+        sampling_indices: IntArray,
+        bitmask: TokenBitmask | None,
+        on_host: SampleOnHost,
     ) -> SamplerOutput:
+        """Samples each place on the device, or by `on_host` if its row is refused.
+
+        Args:
+            logits: [num_places, vocab_size]
+            places: Those of `rows`, in order.
+            rows: Rows that sample. [num_sampling_rows]
+            sampling_indices: Where they stand in the step. [num_sampling_rows]
+            bitmask: Allowed tokens, by rows of the logits.
+            on_host: The host's sampler, which gets some of `sampling_indices`, and the logits and masks of their
+                places.
+        """
+        is_refused = self.refused(places.rows)
+        if is_refused.all():
+            return on_host(sampling_indices, logits, bitmask)
+        if not is_refused.any():
+            return self.sample(logits, places, bitmask)
+        host, device = np.flatnonzero(is_refused), np.flatnonzero(~is_refused)
+        host_index, device_index = self._staging.send([host, device])
+        masks = [None if bitmask is None else bitmask.select(part) for part in (host, device)]
+        host_indices = sampling_indices[self.refused(rows)]
+        by_host = on_host(host_indices, logits.index_select(0, host_index), masks[0])
+        by_device = self.sample(logits.index_select(0, device_index), places.select(device, device_index), masks[1])
+        return merge([(host, host_index, by_host), (device, device_index, by_device)])
+
+    def sample(self, logits: torch.Tensor, places: Places, bitmask: TokenBitmask | None) -> SamplerOutput:
         """Samples a token per row of the logits, which are not changed.
 
         Args:
-            logits: [num_rows, vocab_size]
-            rows: None of them refused. [num_rows]
-            device_rows: The same rows on the device. int32 [num_rows]
+            logits: [num_places, vocab_size]
+            places: None of a refused row.
             bitmask: Allowed tokens, by rows of the logits.
         """
-        variant = self.update(rows)
+        variant = self.update(places.rows)
         bits = None if bitmask is None else self._send_bitmask(bitmask, *logits.shape)
-        sample = self._rows.sample(logits, device_rows, variant, bits)
-        wanted = self._batch.sampling.logprob_rows(rows)
+        sample = self._rows.sample(logits, places.device_rows, variant, bits, drafts=places.drafts)
+        wanted = self._batch.sampling.logprob_rows(places.rows)
         if not wanted:
             return SamplerOutput(sample.token_ids, sample.is_good)
         logprob_rows = tuple(index for index, _ in wanted)
@@ -85,6 +119,10 @@ class DeviceSampler:
         logprobs = gather_logprobs(logits.index_select(0, index), chosen, [num_top for _, num_top in wanted])
         return SamplerOutput(sample.token_ids, sample.is_good, logprob_rows, logprobs)
 
+    def count_kept(self, device_rows: torch.Tensor, num_kept: torch.Tensor) -> None:
+        """Counts what `DeviceRows.keep_drafts` has kept of each row as generated."""
+        self._rows.count_kept(device_rows, num_kept)
+
     def has_logprobs(self, rows: IntArray) -> bool:
         """Whether any of the rows reports log-probabilities."""
         return bool(self._batch.sampling.logprob_rows(rows))
@@ -92,9 +130,9 @@ class DeviceSampler:
     def _meet(self, row: int) -> None:
         """Stages the parameters of the row's request for the device, if the request is new."""
         batch, (params, eos_token_ids) = self._batch, self._batch.row_to_params[row]
-        refusal = self._rows.refusal(params, self._has_processors, eos_token_ids)
+        refusal = self._rows.refusal(params, self._has_processors, eos_token_ids, has_drafts=self._has_drafts)
         is_processed = params.logprobs is not None and not self._is_raw
-        self._is_refused[row] = refusal is not None or is_processed or self._has_drafts
+        self._is_refused[row] = refusal is not None or is_processed
         self._generations[row] = batch.generations[row]
         self._rows.clear_row(row)
         if not self._is_refused[row]:

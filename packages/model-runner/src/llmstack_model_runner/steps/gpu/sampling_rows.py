@@ -80,7 +80,9 @@ class DeviceSamplingRows:
         return 4 * len(self._words) * self._vocab_size
 
     @staticmethod
-    def refusal(params: SamplingParams, has_processors: bool, eos_token_ids: Sequence[int] = ()) -> str | None:
+    def refusal(
+        params: SamplingParams, has_processors: bool, eos_token_ids: Sequence[int] = (), *, has_drafts: bool = False
+    ) -> str | None:
         """The reason why the host's `Sampler` must choose this request's tokens; None if the device can.
 
         It depends on the request alone, so that its tokens never depend on other requests.
@@ -95,6 +97,9 @@ class DeviceSamplingRows:
             return "changed log-probabilities of beams"
         if len(_ending_token_ids(params, eos_token_ids)) > MAX_ENDING_TOKENS:
             return f"min_tokens with more than {MAX_ENDING_TOKENS} ending tokens"
+        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        if has_drafts and penalties != (1.0, 0.0, 0.0):
+            return "penalties, which count each draft for the places behind it"
         return None
 
     def set_row(
@@ -144,26 +149,37 @@ class DeviceSamplingRows:
         variant: SamplingVariant,
         bitmask: torch.Tensor | None = None,
         update_counts: bool = True,
+        drafts: torch.Tensor | None = None,
     ) -> DeviceSample:
         """Chooses a token per row and counts it. May be captured in a graph.
 
         Args:
             logits: Not changed. [num_rows, vocab_size]
-            rows: Distinct, except for the scratch row. int32 [num_rows]
+            rows: Distinct, except for the scratch row; without `drafts`. int32 [num_rows]
             variant: That of these rows, or one with more features.
             bitmask: See `sample_tokens`; all bits of rows without a constraint are set. int32 [num_rows, words]
             update_counts: Whether the tokens count as generated.
+            drafts: See `Places.drafts`. With it no row has penalties, and no token counts before `count_kept`.
         """
         token_ids, is_good = sample_tokens(
             logits,
-            rows,
-            self._state,
+            rows if drafts is None else torch.arange(len(rows), dtype=torch.int32, device=rows.device),
+            self._state if drafts is None else self._state_of_places(rows, drafts),
             bitmask=bitmask,
             has_random=variant != SamplingVariant.GREEDY,
             has_penalties=variant == SamplingVariant.PENALTIES,
-            is_counting=update_counts,
+            is_counting=update_counts and drafts is None,
         )
         return DeviceSample(token_ids, is_good)
+
+    def count_kept(self, rows: torch.Tensor, num_kept: torch.Tensor) -> None:
+        """Counts what `DeviceRows.keep_drafts` has kept of each row as generated. May be captured in a graph."""
+        self._state.num_outputs.index_add_(0, rows, num_kept)  # of integers, whose sums have no order
+
+    def _state_of_places(self, rows: torch.Tensor, drafts: torch.Tensor) -> SamplingState:
+        """A row of its own for each place, as it is once all drafts before it are generated."""
+        num_outputs = self._state.num_outputs.index_select(0, rows) + drafts[:, 0]
+        return SamplingState(self._state.parameters.index_select(0, rows), num_outputs)
 
     def _flush_counts(self) -> None:
         parts = [(row, one.counts) for row, one in self._staged.items() if one.counts is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from llmstack_model_runner.models import CausalLM
 from llmstack_model_runner.models.heads import NO_HEADS, Heads
 from llmstack_model_runner.models.kv_spec import KVCaches
 from llmstack_model_runner.ragged import IntArray
-from llmstack_model_runner.sampling import ALL_MASKED, HostTokens, LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
+from llmstack_model_runner.sampling import ALL_MASKED, HostTokens, LogprobsTensors, Sampler, SamplerOutput
 from llmstack_model_runner.steps.computation import (
     Computed,
     FindVectors,
@@ -26,10 +27,11 @@ from llmstack_model_runner.steps.computation import (
     make_bitmask,
     sample_on_host,
 )
-from llmstack_model_runner.steps.gpu.decode_graphs import DecodeGraphs, decode_sizes
+from llmstack_model_runner.steps.gpu.decode_graphs import DecodeGraphs, decode_sizes, most_decode_rows
 from llmstack_model_runner.steps.gpu.inputs import prepare_device_inputs
+from llmstack_model_runner.steps.gpu.places import Places, lay_out_places
 from llmstack_model_runner.steps.gpu.rows import DeviceRows
-from llmstack_model_runner.steps.gpu.sampler import DeviceSampler, merge
+from llmstack_model_runner.steps.gpu.sampler import DeviceSampler
 from llmstack_model_runner.steps.gpu.sampling_rows import DeviceSamplingRows
 from llmstack_model_runner.steps.input_batch import InputBatch, InputBatchError, StepRows
 from llmstack_model_runner.steps.output import PendingOutput, PendingStep
@@ -62,10 +64,11 @@ class FetchedSample:
 class DeviceSteps:
     """Steps of a language model whose rows are on the device.
 
-    Steps in which every row decodes are captured and replayed; all others are launched operation by operation. So are
-    those whose adapters change experts, for which the host waits, and the last token of a prompt alone, if a vector
-    stands in its place: captured steps take ids. The host waits for the last step only if it needs its tokens: for
-    drafts, and for rows with parameters that the device's sampler does not support.
+    Steps in which every row decodes are captured and replayed, with drafts too; all others are launched operation by
+    operation. So are those whose adapters change experts, for which the host waits, drafts of models with a state, and
+    the last token of a prompt alone, if a vector stands in its place: captured steps take ids. The host waits for the
+    last step only if it needs its tokens: for drafts, and for rows with parameters that the device's sampler does not
+    support.
     """
 
     def __init__(
@@ -114,13 +117,13 @@ class DeviceSteps:
         self._unread: deque[PendingOutput] = deque()
         self._max_num_drafts = config.max_num_drafts
         self._graphs, self._reason_for_none = None, _reason_against_graphs(model, config)
-        most_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        most_rows = most_decode_rows(config)
         if batch.has_states:  # a row holds two of them, beside the one before the first token
             most_rows = min(most_rows, max((batch.num_state_blocks - 1) // 2, 1))
         sizes = decode_sizes(most_rows, config.cuda_graph_sizes)
         if not self._reason_for_none and sizes:
             parts = (model, kv_caches, self._rows, sampling_rows, runtime, self._staging)
-            self._graphs = DecodeGraphs(*parts, sizes, batch, adapters)
+            self._graphs = DecodeGraphs(*parts, sizes, batch, adapters, has_drafts=bool(config.max_num_drafts))
 
     def settle(self, scheduled: SchedulerOutput) -> None:
         """Waits for the step before the last one, and for the last one too if the next step depends on its tokens.
@@ -184,7 +187,9 @@ class DeviceSteps:
                 self._read(0)  # the host's sampler needs all earlier tokens
             self._rows.update(step.rows, rows)
         self._timing.note_step(step.num_tokens)
-        is_decode = len(indices) == len(step.rows) and int(step.num_scheduled_tokens.max()) == 1
+        is_decode = len(indices) == len(step.rows) and bool((step.num_scheduled_tokens == step.num_drafts + 1).all())
+        if step.has_drafts and self._batch.has_states:
+            is_decode = False  # each place would need the state of the one before
         num_adapted = 0
         if self._adapters is not None:
             numbers = self._batch.adapter_numbers[step.rows]
@@ -206,15 +211,16 @@ class DeviceSteps:
         is_refused: npt.NDArray[np.bool_],
         token_masks: MakeTokenMasks | None,
     ) -> PendingStep | None:
-        rows, indices = step.rows, np.arange(len(step.rows))
+        indices = np.arange(len(step.rows))
+        rows, drafts = lay_out_places(self._batch, step, indices)
         is_of_device = token_masks is None and not is_refused.any() and not self._device_sampler.has_logprobs(rows)
         if is_of_device and not num_adapted:
             with self._timing.forward:
-                results = graphs.sample(rows, self._device_sampler.update(rows), step.states)
+                results = graphs.sample(rows, self._device_sampler.update(rows), step.states, drafts)
             if results is not None:
                 return self._finish(step, indices, results)
         with self._timing.forward:
-            decoded = graphs.compute_logits(rows, step.states, num_adapted)
+            decoded = graphs.compute_logits(rows, step.states, drafts, num_adapted)
         if decoded is None:
             return None
         return self._sample(step, indices, Computed(decoded[0]), decoded[1], is_refused, token_masks)
@@ -232,55 +238,39 @@ class DeviceSteps:
             select_rows = None if self._adapters is None else self._adapters.select_rows
             computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, self._heads, select_rows)
         indices = inputs.model.sampling_indices
-        return self._sample(step, indices, computed, inputs.sampling_rows, is_refused, token_masks)
+        return self._sample(step, indices, computed, inputs.places, is_refused, token_masks)
 
     def _sample(
         self,
         step: StepRows,
         indices: IntArray,
         computed: Computed,
-        device_rows: torch.Tensor,
+        places: Places,
         is_refused: npt.NDArray[np.bool_],
         token_masks: MakeTokenMasks | None,
     ) -> PendingStep:
-        """Samples for the rows of the step that `indices` name; `device_rows` are their numbers on the device."""
+        """Samples for the rows of the step that `indices` name, at these places."""
         if computed.logits is None:
             empty = np.zeros(0, dtype=np.int64)
             return PendingStep(self._batch, step, empty, None, computed.prompt_logprobs, computed.pooled)
         with self._timing.sample:
             bitmask = None if token_masks is None else make_bitmask(step, indices, token_masks)
-            choice = self._choose(step, indices, computed.logits, device_rows, is_refused, bitmask)
-            if step.num_drafts.any():
-                results = torch.where(choice.is_good, choice.token_ids, -1).int()
-            else:
-                results = self._rows.advance(step.rows[indices], device_rows, choice.token_ids, choice.is_good)
+            on_host = partial(sample_on_host, self._sampler, self._batch, step)
+            choice = self._device_sampler.choose(computed.logits, places, step.rows[indices], indices, bitmask, on_host)
+            results = self._advance(places, choice)
             if is_refused.any():  # rows with masks, which may leave no token
                 results = torch.where(choice.token_ids == ALL_MASKED, ALL_MASKED, results)
         return self._finish(step, indices, results, choice, computed)
 
-    def _choose(
-        self,
-        step: StepRows,
-        indices: IntArray,
-        logits: torch.Tensor,
-        device_rows: torch.Tensor,
-        is_refused: npt.NDArray[np.bool_],
-        bitmask: TokenBitmask | None,
-    ) -> SamplerOutput:
-        """Samples each row on the device, or on the host if the device's sampler refuses it."""
-        rows = step.rows[indices]
-        if is_refused.all():
-            return sample_on_host(self._sampler, self._batch, step, indices, logits, bitmask)
-        if not is_refused.any():
-            return self._device_sampler.sample(logits, rows, device_rows, bitmask)
-        on_host, on_device = np.flatnonzero(is_refused), np.flatnonzero(~is_refused)
-        host_index, device_index = self._staging.send([on_host, on_device])
-        masks = [None if bitmask is None else bitmask.select(part) for part in (on_host, on_device)]
-        host_logits, device_logits = logits.index_select(0, host_index), logits.index_select(0, device_index)
-        by_host = sample_on_host(self._sampler, self._batch, step, indices[on_host], host_logits, masks[0])
-        part_rows = device_rows.index_select(0, device_index)
-        by_device = self._device_sampler.sample(device_logits, rows[on_device], part_rows, masks[1])
-        return merge([(on_host, host_index, by_host), (on_device, device_index, by_device)])
+    def _advance(self, places: Places, choice: SamplerOutput) -> torch.Tensor:
+        """Advances the rows of these places; their tokens, -1 for invalid ones: int32 [num_places]."""
+        token_ids, is_good = choice.token_ids, choice.is_good
+        if places.drafts is None:
+            return self._rows.advance(places.rows, places.device_rows, token_ids, is_good)
+        num_kept = self._rows.keep_drafts(places.device_rows, places.drafts, token_ids, is_good)
+        self._rows.note_kept(places.rows)
+        self._device_sampler.count_kept(places.device_rows, num_kept)
+        return torch.where(is_good, token_ids, -1).int()
 
     def _finish(
         self,
