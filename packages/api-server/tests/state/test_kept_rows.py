@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,16 +152,27 @@ def execute(path: Path, statement: str) -> None:
         table.execute(statement)
 
 
-def test_answers_of_the_version_before_are_read(tmp_path: Path):
+def test_responses_of_the_version_before_are_read_and_its_ended_streams_are_not(tmp_path: Path):
     path, parts = tmp_path / "streams.sqlite3", [b"data: 1", b"data: 2"]
     rows = KeptRows(path)
-    answer = KeptAnswer("a", "owner", {}, b"data", 1.0, num_parts=2, parts=parts)  # none of them packed
-    rows.write([Change("a", answer, None, 1.0)], 1.0)
+    for answer_id, facts, ended_at in (("a", {}, 1.0), ("b", {"digest": "0"}, 1.0), ("c", {"digest": "0"}, None)):
+        answer = KeptAnswer(answer_id, "owner", facts, b"data", ended_at, num_parts=2, parts=parts)
+        rows.write([Change(answer_id, answer, None, 1.0)], 1.0)
     rows.close()
-    execute(path, "PRAGMA user_version = 6")
+    with closing(sqlite3.connect(path, isolation_level=None)) as table:
+        table.execute("UPDATE pieces SET data = ?", (msgpack.packb(parts),))
+    execute(path, "PRAGMA user_version = 7")
     rows = KeptRows(path)
-    assert [(one.id, one.parts) for one in rows.load(lambda answer: answer)] == [("a", parts)]
+    assert [(one.id, one.parts) for one in rows.load(lambda answer: answer)] == [("a", parts), ("c", parts)]
     rows.close()
+    assert numbers(path, "pieces") == 2
+
+
+def make_torn_parts(path: Path) -> None:
+    rows = KeptRows(path)
+    rows.write([Change("a", KeptAnswer("a", "owner", {}, b"", 1.0, num_parts=1, parts=[b"x"]))], 1.0)
+    rows.close()
+    execute(path, "UPDATE pieces SET data = substr(data, 1, 5)")
 
 
 def make_foreign(path: Path) -> None:
@@ -185,9 +197,10 @@ def make_odd(path: Path) -> None:
 FAULTS = [
     (make_foreign, "is a database of another program"),
     (partial(make_of, version=99), "later release of llmstack"),
-    (partial(make_of, version=5), "earlier release of llmstack"),
+    (partial(make_of, version=6), "earlier release of llmstack"),
     (make_torn, "is damaged"),
     (make_odd, "is damaged"),
+    (make_torn_parts, "is damaged"),
     (
         lambda path: path.write_bytes(b"not a database, but long enough to be looked at" * 99),
         "is damaged or no database",

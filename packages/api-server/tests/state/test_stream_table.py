@@ -8,9 +8,16 @@ import random
 import pytest
 
 from llmstack_server.state import stream_table
-from llmstack_server.state.packed_parts import EVENT_OVERHEAD, MAX_FRESH_BYTES, MIN_COMMON_BYTES, PackedParts
+from llmstack_server.state.packed_parts import (
+    MAX_FRESH_BYTES,
+    MAX_PACKED_PART,
+    MIN_PACKED_BYTES,
+    NUM_BLOCK_PARTS,
+    PART_OVERHEAD,
+    PackedParts,
+)
 from llmstack_server.state.stream_record import MAX_STREAM_BYTES, Head, ReplacedError, StreamRecord, UnknownStreamError
-from llmstack_server.state.stream_table import MAX_PER_OWNER, MIN_PACKED_BYTES, RECORD_OVERHEAD, StreamTable
+from llmstack_server.state.stream_table import MAX_PER_OWNER, RECORD_OVERHEAD, StreamTable
 
 STREAM = Head(200, (), is_stream=True)
 
@@ -143,18 +150,32 @@ def test_packed_parts_are_what_was_appended():
     head, tail = b'data: {"id":"chatcmpl-1","model":"m","choices":[{"index":0,' + b" " * 40, b"}]}\n\n"
     for _ in range(50):
         parts = PackedParts()
-        texts = [b"first", *(drawn.randbytes(drawn.randrange(6)) for _ in range(30)), b"[DONE]"]
+        texts = [b"first", *(drawn.randbytes(drawn.randrange(6)) for _ in range(3 * NUM_BLOCK_PARTS)), b"[DONE]"]
         expected = [head + text + tail if drawn.random() < 0.8 else text + b"\n\n" for text in texts]
         for part in expected:
             parts.append(part)
-        assert parts.after(0, 1 << 20) == expected
-        assert parts.packed().parts() == expected
-        start = drawn.randrange(len(expected))
-        assert parts.after(start, 1) == expected[start : start + 1]
-        parts.drop(start)
-        assert (len(parts), parts.after(start, 1 << 20)) == (len(expected), expected[start:])
-        parts.drop(len(expected))
-        assert parts.num_bytes == 0
+            if drawn.random() < 0.01:
+                parts.pack()
+        for _ in range(2):
+            assert parts.after(0, 1 << 20) == expected
+            start = drawn.randrange(len(expected))
+            assert parts.after(start, 1) == expected[start : start + 1]
+            parts.pack()
+        for start in sorted(drawn.randrange(len(expected)) for _ in range(5)):
+            parts.drop(start)
+            assert (len(parts), parts.after(start, 1 << 20)) == (len(expected), expected[start:])
+            assert start - NUM_BLOCK_PARTS <= parts.num_dropped <= start
+        parts.append(b"one more")
+        parts.drop(len(expected) + 1)
+        assert (len(parts), parts.num_dropped, parts.num_bytes) == (len(expected) + 1, len(expected) + 1, 0)
+
+
+def test_long_parts_are_not_packed():
+    parts = PackedParts()
+    parts.append(b"x" * 2 * MAX_PACKED_PART)
+    parts.pack()
+    assert parts.num_bytes == 2 * MAX_PACKED_PART + PART_OVERHEAD
+    assert parts.after(0, 1) == [b"x" * 2 * MAX_PACKED_PART]
 
 
 def test_events_of_the_same_form_cost_little_more_than_their_text():
@@ -162,7 +183,7 @@ def test_events_of_the_same_form_cost_little_more_than_their_text():
     for number in range(100):
         parts.append(b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","text":"%d"}\n\n' % number)
     parts.pack()
-    assert parts.num_bytes < 100 * (EVENT_OVERHEAD + 8) + 200
+    assert parts.num_bytes < 100 * (PART_OVERHEAD + 8) + 200
 
 
 async def test_an_answer_is_packed_before_it_is_too_large_to_be_kept():
@@ -306,18 +327,6 @@ async def test_a_reader_of_what_is_not_kept_makes_room_by_itself():
     assert (await reading).parts == [b"x"]
 
 
-def test_an_event_that_is_shorter_than_what_others_have_in_common_stays_whole():
-    head, tail = b"ab" * 40, b"ab" * 40
-    common = [head + text + tail for text in (b"x", b"y", b"z")]
-    for short in (head, head[:-1], head + tail[:-1], b"ab", b"", head + tail):
-        parts = PackedParts()
-        for _ in range(2):  # the form is known the second time
-            for part in (*common, short):
-                parts.append(part)
-            parts.pack()
-        assert parts.after(0, 1 << 20) == 2 * [*common, short]
-
-
 async def test_what_a_reader_has_read_by_itself_counts_too():
     table = StreamTable()
     record = new_record(table)
@@ -329,22 +338,6 @@ async def test_what_a_reader_has_read_by_itself_counts_too():
     assert table.num_bytes > 90 * MAX_FRESH_BYTES // 10
 
 
-def test_what_two_events_have_in_common_is_found_at_both_ends():
-    drawn = random.Random(11)
-    for _ in range(300):
-        head, tail = drawn.randbytes(drawn.randrange(70)), drawn.randbytes(drawn.randrange(70))
-        parts, expected = PackedParts(), [head + b"%dx%d" % (n, n) + tail for n in range(4)]
-        for part in expected:
-            parts.append(part)
-        assert parts.after(0, 1 << 20) == expected
-        parts.pack()
-        assert parts.after(0, 1 << 20) == expected
-        stored = [len(part) + EVENT_OVERHEAD for part in expected]
-        # The first two show the head and the tail, without which the other two are kept.
-        if head and len(head) + len(tail) >= MIN_COMMON_BYTES:
-            assert parts.num_bytes == sum(stored) - 2 * (len(head) + len(tail))
-
-
 async def test_events_count_before_they_are_more_than_their_record_is_counted_for():
     table = StreamTable()
     record = new_record(table)
@@ -352,7 +345,7 @@ async def test_events_count_before_they_are_more_than_their_record_is_counted_fo
     for _ in range(1000):
         size = drawn.choice([50, 200, 500, 600])
         record.put(drawn.randbytes(size))
-        num_kept_bytes += size + EVENT_OVERHEAD
+        num_kept_bytes += size + PART_OVERHEAD
         counted = table.num_bytes
         assert num_kept_bytes <= counted
         assert record.num_bytes <= counted

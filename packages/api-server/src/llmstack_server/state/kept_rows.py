@@ -15,13 +15,13 @@ import msgpack  # type: ignore[import-untyped]  # it ships no types
 from llmstack_server.options.errors import ServeError
 from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.database import Schema, open_database, present, transaction
-from llmstack_server.state.packed_parts import Packed
+from llmstack_server.state.packed_parts import packed, unpacked
 from llmstack_server.state.state_folder import DatabaseReplacedError
 from llmstack_types.json_values import JSONObject
 
 SCHEMA: Final = Schema(
     application_id=0x6C6C6D73,  # "llms"
-    version=7,
+    version=8,
     statements=(
         # `ended_at` is null while an answer is generated. `facts` is JSON. `body` is that of the request, until then.
         """CREATE TABLE answers (
@@ -35,11 +35,18 @@ SCHEMA: Final = Schema(
         # What is new of all answers in one write, as entries in MessagePack, until it becomes pieces.
         "CREATE TABLE log (number INTEGER PRIMARY KEY, process INTEGER NOT NULL, data BLOB NOT NULL)",
     ),
-    upgrades=((),),  # before 7 no parts were packed
+    upgrades=(
+        (  # before 8 parts were not compressed, and those of ended streams had a form that is not read any more
+            "DELETE FROM answers WHERE ended_at IS NOT NULL AND json_extract(facts, '$.digest') IS NOT NULL",
+            "DELETE FROM pieces WHERE answer NOT IN (SELECT id FROM answers)",
+        ),
+    ),
 )
-# Kinds of pieces. One of PARTS has parts from `number` on, or `Packed` ones. One of CUTS has those of the parts before
-# `number` that no earlier one has.
+# Kinds of pieces. One of PARTS has packed parts from `number` on. One of CUTS has those of the parts before `number`
+# that no earlier one has.
 PARTS, INPUTS, OUTPUTS, CUTS = range(4)
+# The first byte of packed parts. A list in MessagePack begins with another one.
+_COMPRESSED: Final = b"x"
 # The row of an answer whose facts are as before is written only so often: a whole row costs more than a part.
 MIN_ROW_INTERVAL_S: Final = 10.0
 # The log becomes pieces after so much time or size, at the next write.
@@ -125,7 +132,6 @@ class KeptAnswer:
         written_at: When its row was written last, `MIN_ROW_INTERVAL_S` before its last part at most.
         num_parts: The parts so far, which follow from its source, or are kept.
         parts: Those that are kept; of one that is written, those that are new.
-        packed: All of them, to be written at its end in place of `parts`.
         inputs, outputs: Further pieces, written with the row and at the end.
         request, source: What it is generated and encoded from until its end; of one that has ended the body is empty.
     """
@@ -142,7 +148,6 @@ class KeptAnswer:
     outputs: Sequence[bytes] = ()
     request: KeptRequest | None = None
     source: AnswerSource | None = None
-    packed: Packed | None = None
 
 
 class Change:
@@ -152,7 +157,8 @@ class Change:
         answer: The answer with its new parts; None where its rows are to be deleted.
         entry: Its new cuts, which wait for a part; None without new parts, and at its end.
         first: The number of the first of the parts that are kept.
-        is_new, has_row: Whether it has no rows yet, and whether its own row is written.
+        is_new, replaces: Whether all of it is written, and whether rows of it may be there before.
+        has_row: Whether its own row is written.
         written: What is in the database afterwards; None where nothing is.
         num_bytes: About how much is written.
     """
@@ -164,6 +170,7 @@ class Change:
         self.id = answer_id
         self.answer = answer
         is_new = self.is_new = before is None or before.num_parts < 0
+        self.replaces = is_new and before is not None
         self.entry: Entry | None = None
         self.has_row = True
         self.written: Written | None = None
@@ -185,17 +192,16 @@ class Change:
         if self.has_row:
             at = now
             self.num_bytes = len(answer.data) + sum(map(len, (*answer.inputs, *answer.outputs)))
-        stored = parts if answer.packed is None else answer.packed.stored
-        self.num_bytes += sum(map(len, stored))
-        self.written = Written(num_parts, num_cut_bytes, self.first + len(stored), num_values, stage, at)
+        self.num_bytes += sum(map(len, parts))
+        self.written = Written(num_parts, num_cut_bytes, self.first + len(parts), num_values, stage, at)
 
     def pieces(self) -> Iterator[_Piece]:
         """Parts, inputs and outputs to write."""
         answer = self.answer
         if answer is None:
             return
-        if answer.parts or answer.packed is not None:
-            yield self.id, PARTS, self.first, msgpack.packb(answer.packed or answer.parts)
+        if answer.parts:
+            yield self.id, PARTS, self.first, packed(answer.parts)
         if self.has_row:
             for kind, some in ((INPUTS, answer.inputs if self.is_new else ()), (OUTPUTS, answer.outputs)):
                 yield from ((self.id, kind, number, data) for number, data in enumerate(some))
@@ -300,7 +306,7 @@ class KeptRows:
 
     def _write(self, change: Change, now: float) -> None:
         execute, answer = self._connection.execute, change.answer
-        if answer is None or change.is_new:
+        if answer is None or change.replaces:
             execute("DELETE FROM answers WHERE id = ?", (change.id,))
             execute("DELETE FROM pieces WHERE answer = ?", (change.id,))
         if answer is None:
@@ -314,7 +320,7 @@ class KeptRows:
         if change.is_new:
             body = b"" if answer.request is None or answer.ended_at is not None else answer.request.body
             row = (answer.id, answer.owner, *fields, body, answer.data)
-            execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", row)  # a probe may have one
         elif answer.ended_at is None:
             execute("UPDATE answers SET ended_at = ?, written_at = ?, facts = ? WHERE id = ?", (*fields, answer.id))
         else:
@@ -362,9 +368,7 @@ class KeptRows:
             query = "SELECT kind, number, data FROM pieces WHERE answer = ? ORDER BY kind, number"
             for kind, number, piece in self._connection.execute(query, (answer_id,)):
                 if kind == PARTS:
-                    found = msgpack.unpackb(piece)
-                    is_packed = bool(found) and isinstance(found[-1], list)
-                    parts[number:] = Packed._make(found).parts() if is_packed else found
+                    parts[number:] = unpacked(piece) if piece[:1] == _COMPRESSED else msgpack.unpackb(piece)
                 elif kind == CUTS:
                     cuts[number] = piece
                 else:

@@ -1,44 +1,50 @@
-"""The events of one stream in memory: common beginnings and ends stored once."""
+"""The parts of one answer in memory, compressed where room is needed."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final
 
-# What an event costs besides its bytes.
-EVENT_OVERHEAD = 48
-# Fewer bytes in common are not worth it; what has not been found in some events is not looked for any more.
-MIN_COMMON_BYTES = 64
-MAX_ATTEMPTS = 8
+import msgpack  # type: ignore[import-untyped]  # it ships no types
+
+# What a part costs besides its bytes, and what a block of packed ones does.
+PART_OVERHEAD: Final = 48
 # A part that is smaller is counted together with later ones, until these are so many bytes.
-MAX_FRESH_PART = 384
-MAX_FRESH_BYTES = 16 * MAX_FRESH_PART
+MAX_FRESH_PART: Final = 384
+MAX_FRESH_BYTES: Final = 16 * MAX_FRESH_PART
+# Fewer bytes are not worth it.
+MIN_PACKED_BYTES: Final = 2 * MAX_FRESH_BYTES
+# To read one part, its block is unpacked: 64 KiB of events, in 0.2 ms.
+NUM_BLOCK_PARTS: Final = 256
+# Longer ones, on average, are no events of one token. To pack them would take the event loop for long.
+MAX_PACKED_PART: Final = 4096
+# Further levels take twice the time for a tenth of the bytes.
+_LEVEL: Final = 1
 
 
-class Packed(NamedTuple):
-    """Parts in MessagePack: what most of them begin and end with, the others whole.
+def packed(parts: Sequence[bytes]) -> bytes:
+    """Parts in few bytes: events of one stream differ by little more than the text of a token."""
+    return zlib.compress(msgpack.packb(parts), _LEVEL)
 
-    Attributes:
-        wholes: The numbers of the parts that are whole, from 0 on.
+
+def unpacked(data: bytes) -> list[bytes]:
+    """The parts that were packed.
+
+    Raises:
+        ValueError: The data are no such parts.
     """
-
-    prefix: bytes
-    suffix: bytes
-    wholes: Sequence[int]
-    stored: Sequence[bytes]
-
-    def parts(self) -> list[bytes]:
-        """All parts as they were."""
-        wholes, prefix, suffix = set(self.wholes), self.prefix, self.suffix
-        return [
-            part if number in wholes else b"%b%b%b" % (prefix, part, suffix) for number, part in enumerate(self.stored)
-        ]
+    try:
+        found = msgpack.unpackb(zlib.decompress(data))
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(found, list):
+        raise ValueError("no list of parts")
+    return found
 
 
 class PackedParts:
-    """Parts in their order. Most events of a stream differ only by the text of one token.
-
-    They are packed where room is needed: most streams end before, and packing costs as much as sending.
+    """Parts in their order. They are packed where room is needed: most answers end before.
 
     Attributes:
         fresh: The last parts, which are not packed yet.
@@ -51,12 +57,7 @@ class PackedParts:
         self.fresh: list[bytes] = []
         self.num_packed = self.num_dropped = 0
         self.num_fresh_bytes = self._num_packed_bytes = 0
-        self._stored: list[bytes] = []
-        self._whole_numbers: set[int] = set()  # from 0 on, dropped ones included
-        self._prefix = self._suffix = b""
-        self._min_packed_bytes = 0
-        self._last = b""
-        self._num_attempts = 0
+        self._blocks: list[tuple[int, bytes]] = []  # each with the number of the parts up to its end
 
     def __len__(self) -> int:
         return self.num_packed + len(self.fresh)
@@ -69,7 +70,7 @@ class PackedParts:
     def append(self, part: bytes) -> None:
         """Adds a part as the last one."""
         self.fresh.append(part)
-        self.num_fresh_bytes += len(part) + EVENT_OVERHEAD
+        self.num_fresh_bytes += len(part) + PART_OVERHEAD
 
     def after(self, position: int, max_bytes: int) -> list[bytes]:
         """Parts after the first `position`, until they have `max_bytes` or more; they must not be dropped."""
@@ -83,77 +84,38 @@ class PackedParts:
         return found
 
     def _from(self, position: int) -> Iterator[bytes]:
-        for number in range(position, self.num_packed):
-            part = self._stored[number - self.num_dropped]
-            is_whole = number in self._whole_numbers
-            yield part if is_whole else b"%b%b%b" % (self._prefix, part, self._suffix)
+        first = self.num_dropped
+        for end, block in self._blocks:
+            if end > position:
+                yield from unpacked(block)[max(position - first, 0) :]
+            first = end
         yield from self.fresh[max(position - self.num_packed, 0) :]
 
-    def packed(self) -> Packed:
-        """All parts as a database keeps them; none must be dropped."""
-        self.pack()
-        return Packed(self._prefix, self._suffix, sorted(self._whole_numbers), tuple(self._stored))
-
     def drop(self, position: int) -> None:
-        """Drops the first `position` parts."""
-        self.pack()
-        count = min(max(position - self.num_dropped, 0), len(self._stored))
-        self._num_packed_bytes -= sum(len(part) + EVENT_OVERHEAD for part in self._stored[:count])
-        self._whole_numbers.difference_update(range(self.num_dropped, self.num_dropped + count))
-        del self._stored[:count]
-        self.num_dropped += count
+        """Drops the first `position` parts; those of a block together with its last one."""
+        while self._blocks and self._blocks[0][0] <= position:
+            self.num_dropped, block = self._blocks.pop(0)
+            self._num_packed_bytes -= len(block) + PART_OVERHEAD
+        dropped = self.fresh[: max(position - self.num_packed, 0)]
+        if dropped:
+            del self.fresh[: len(dropped)]
+            self.num_fresh_bytes -= sum(map(len, dropped)) + PART_OVERHEAD * len(dropped)
+            self.num_packed += len(dropped)
+            self.num_dropped = self.num_packed
+
+    @property
+    def is_worth_packing(self) -> bool:
+        """Whether `pack` makes room for further parts."""
+        return MIN_PACKED_BYTES <= self.num_fresh_bytes <= MAX_PACKED_PART * len(self.fresh)
 
     def pack(self) -> None:
-        """Also stores the last parts without the common beginning and end."""
-        fresh, self.fresh, self.num_fresh_bytes = self.fresh, [], 0
-        self.num_packed += len(fresh)
-        num_before = len(self._stored)
-        for index, part in enumerate(fresh):
-            if self._prefix:
-                self._pack_known(fresh[index:])
-                break
-            self._keep_whole(part)
-        self._num_packed_bytes += sum(map(len, self._stored[num_before:])) + EVENT_OVERHEAD * len(fresh)
-
-    def _pack_known(self, fresh: list[bytes]) -> None:
-        prefix, suffix, min_bytes, store = self._prefix, self._suffix, self._min_packed_bytes, self._stored.append
-        start, end = len(prefix), -len(suffix) or None
-        middles = [part[start:end] for part in fresh]
-        # One comparison takes half the time of many. A shorter part would make the left side longer than the right.
-        if prefix + (suffix + prefix).join(middles) + suffix == b"".join(fresh):
-            self._stored += middles
+        """Packs the last parts, too, unless these are long."""
+        fresh = self.fresh
+        if self.num_fresh_bytes > MAX_PACKED_PART * len(fresh):
             return
-        for part, middle in zip(fresh, middles, strict=True):
-            if part.startswith(prefix) and part.endswith(suffix) and len(part) >= min_bytes:
-                store(middle)
-            else:
-                self._keep_whole(part)
-
-    def _keep_whole(self, part: bytes) -> None:
-        """Stores a whole part. Two whole neighbours may have a common beginning and end."""
-        if not self._prefix and self._num_attempts < MAX_ATTEMPTS:
-            if self._last:
-                self._find_common(part)
-            self._last = part
-        self._whole_numbers.add(self.num_dropped + len(self._stored))
-        self._stored.append(part)
-
-    def _find_common(self, part: bytes) -> None:
-        self._num_attempts += 1
-        prefix = part[: _num_common(self._last, part)]
-        rest = min(len(self._last), len(part)) - len(prefix)
-        suffix = part[len(part) - min(_num_common(self._last, part, at_end=True), rest) :]
-        if len(prefix) + len(suffix) >= MIN_COMMON_BYTES and prefix:
-            self._prefix, self._suffix = prefix, suffix
-            self._min_packed_bytes = len(prefix) + len(suffix)
-
-
-def _num_common(first: bytes, second: bytes, *, at_end: bool = False) -> int:
-    """The number of equal bytes at the beginning, or at the end: from the first different bit of two integers."""
-    size = min(len(first), len(second))
-    if at_end:
-        first, second = first[len(first) - size :], second[len(second) - size :]
-        differing = int.from_bytes(first, "big") ^ int.from_bytes(second, "big")
-        return ((differing & -differing).bit_length() - 1) // 8 if differing else size
-    differing = int.from_bytes(first[:size], "big") ^ int.from_bytes(second[:size], "big")
-    return size - (differing.bit_length() + 7) // 8
+        for start in range(0, len(fresh), NUM_BLOCK_PARTS):
+            parts = fresh[start : start + NUM_BLOCK_PARTS]
+            self.num_packed += len(parts)
+            self._blocks.append((self.num_packed, packed(parts)))
+            self._num_packed_bytes += len(self._blocks[-1][1]) + PART_OVERHEAD
+        self.fresh, self.num_fresh_bytes = [], 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llmstack_server.state.answer_source import AnswerSource
-from llmstack_server.state.packed_parts import EVENT_OVERHEAD, MAX_FRESH_BYTES, MAX_FRESH_PART, PackedParts
+from llmstack_server.state.packed_parts import MAX_FRESH_BYTES, MAX_FRESH_PART, PART_OVERHEAD, PackedParts
 from llmstack_types.json_values import JSONValue
 
 MAX_STREAM_BYTES = 1 << 20
@@ -232,8 +232,8 @@ class StreamRecord:
         # Not methods of the parts and the reader: every event of a stream passes here.
         parts, reader, size = self.parts, self.latest, len(part)
         parts.fresh.append(part)
-        parts.num_fresh_bytes += size + EVENT_OVERHEAD
-        self._num_uncounted_bytes += size + EVENT_OVERHEAD
+        parts.num_fresh_bytes += size + PART_OVERHEAD
+        self._num_uncounted_bytes += size + PART_OVERHEAD
         if self._num_uncounted_bytes > MAX_FRESH_BYTES or size > MAX_FRESH_PART:
             self._num_uncounted_bytes = 0
             self._on_growth(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class StreamSaver(WriteBehind[_Kept]):
         if record.is_over:
             kept.ended_at = answer.ended_at = kept.ended_at or time.time()
             if written is None or not written.num_kept_parts:
-                answer.packed = record.parts.packed()
+                answer.parts = record.parts.after(0, sys.maxsize)
         return answer
 
     def _note_written(self, kept: _Kept, written: Written) -> None:

@@ -13,8 +13,6 @@ from llmstack_server.state.stream_record import MAX_STREAM_BYTES, StreamRecord
 
 MAX_PER_OWNER = 16
 MAX_BYTES = 64 << 20
-# A record with less is not worth packing.
-MIN_PACKED_BYTES = 2 * MAX_FRESH_BYTES
 # What a record costs besides its events that are counted.
 RECORD_OVERHEAD = 4096 + MAX_FRESH_BYTES
 
@@ -163,7 +161,7 @@ class StreamTable:
         num_bytes = record.num_bytes
         self.num_bytes += num_bytes + RECORD_OVERHEAD - self._id_to_bytes[record.id]
         self._id_to_bytes[record.id] = num_bytes + RECORD_OVERHEAD
-        if record.parts.num_fresh_bytes >= MIN_PACKED_BYTES:
+        if record.parts.is_worth_packing:
             self._unpacked[record.id] = record
         return num_bytes
 
@@ -174,7 +172,7 @@ class StreamTable:
 
     def _pack(self, record: StreamRecord) -> bool:
         """Makes room in a record; False where there is nothing to pack."""
-        if self._unpacked.pop(record.id, None) is None:
+        if self._unpacked.pop(record.id, None) is None or not record.parts.is_worth_packing:
             return False
         record.parts.pack()
         self._count_bytes(record)
