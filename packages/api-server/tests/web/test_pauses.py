@@ -6,9 +6,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from llmstack_llm import Logprob
 from llmstack_server.chat.logprobs import CompletionLogprobs
-from llmstack_server.web.pauses import ITEMS_PER_STEP, collected, encoded
+from llmstack_server.web import pauses
+from llmstack_server.web.pauses import ITEMS_PER_STEP, VALUES_PER_STEP, MadeItems, collected, encoded
 from llmstack_server.web.sse import encode_json
 
 Value = TypeVar("Value")
@@ -52,9 +57,28 @@ async def test_long_lists_of_an_answer_are_encoded_in_pieces():
     short = {"a": [], "b": [[], {}, [1, "x"]], "n": True, "": None, "é\n": 1.5}
     choices = [{"index": index, "logprobs": {"content": entries}} for index in range(ITEMS_PER_STEP + 1)]
     whole = {"choices": [*choices, {"logprobs": None}], **short}
-    text, num_turns = await turns_during(encoded(whole))
-    assert text == encode_json(whole)
-    assert num_turns >= len(choices) * (len(entries) // ITEMS_PER_STEP)
+    parts, num_turns = await turns_during(encoded(whole))
+    assert b"".join(parts).decode() == encode_json(whole)
+    assert num_turns >= len(choices) * (len(entries) * 5 // VALUES_PER_STEP)
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(st.text(max_size=3), inner, max_size=9),
+))  # fmt: skip
+async def test_any_answer_is_encoded_to_the_same_bytes(value: object) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, size in (("VALUES_PER_STEP", 4), ("ITEMS_PER_STEP", 3), ("_PART_BYTES", 8)):
+            monkeypatch.setattr(pauses, name, size)
+        assert b"".join(await encoded(value)) == encode_json(value).encode()
+
+
+async def test_items_that_are_made_late_are_those_of_a_list() -> None:
+    rows = [[number / 7, -number] for number in range(3 * ITEMS_PER_STEP)]
+    made = {"data": MadeItems(len(rows), rows.__getitem__), "none": MadeItems(0, rows.__getitem__), "index": 3}
+    parts, num_turns = await turns_during(encoded(made))
+    assert b"".join(parts).decode() == encode_json({"data": rows, "none": [], "index": 3})
+    assert num_turns >= len(rows)
 
 
 async def test_log_probabilities_of_a_long_text_are_built_in_pieces():

@@ -86,16 +86,15 @@ class AsyncLLM(EngineFrontEnd):
             max_num_queued_tokens,
             adapters,
         )
+        self.output_processor.reads_late = True  # what reads them lets other requests run meanwhile
         self.tokenizer = tokenizer
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
         self._renderers: ChatRenderers | None = None
         if tokenizer is not None:
             self._renderers = ChatRenderers(
-                self.chat_template,
-                tokenizer,
-                content_format=chat_template_content_format,
-                check_length=self.input_processor.check_length,
-            )
+                self.chat_template, tokenizer,
+                content_format=chat_template_content_format, check_length=self.input_processor.check_length,
+            )  # fmt: skip
 
     @classmethod
     def from_engine_args(

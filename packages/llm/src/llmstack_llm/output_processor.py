@@ -12,10 +12,10 @@ from llmstack_llm.outputs.collector import ObservedCollector, RequestOutputColle
 from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest, notify
 from llmstack_llm.outputs.request_state import (
     CompletionState,
+    PromptLogprobs,
     RequestState,
     StepTimes,
     count_tokens,
-    logprobs_dict,
     split,
 )
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats, between
@@ -63,7 +63,10 @@ class OutputProcessor:
     Attributes:
         pooling: The requests that return vectors.
         observers: Called for requests that are added from now on.
+        reads_late: Whether log-probabilities of prompts are made as they are read, not before.
     """
+
+    reads_late = False
 
     def __init__(self, tokenizer: Tokenizer | None, observers: Sequence[RequestObserver] = ()) -> None:
         self._tokenizer = tokenizer
@@ -328,9 +331,8 @@ class OutputProcessor:
             stats.num_cached_tokens += output.num_cached_tokens
             stats.num_disk_tokens += output.num_disk_tokens
         if output.prompt_logprobs is not None:
-            entries = output.prompt_logprobs
-            parent.prompt_logprobs = [entry and logprobs_dict(entry, self._tokenizer) for entry in entries]
-            parent.has_new_prompt_logprobs = True
+            made = PromptLogprobs(output.prompt_logprobs, self._tokenizer)
+            parent.take_prompt_logprobs(made if self.reads_late else list(made))
 
     def _fail(self, parent: RequestState, error: Exception, processed: ProcessedOutputs) -> None:
         for completion in self._unfinished(parent):

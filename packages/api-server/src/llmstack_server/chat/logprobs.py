@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Final
 
 from llmstack_llm import Logprob
 from llmstack_server.web.pauses import ITEMS_PER_STEP, collected
@@ -14,6 +15,9 @@ from llmstack_types.json_values import JSONObject
 LOWEST = -9999.0
 
 Position = Mapping[int, Logprob]
+Lists = dict[str, list[object]]
+"""The lists of a completion's `logprobs`, one entry for each token."""
+_LISTS: Final = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 
 
 class CompletionLogprobs:
@@ -29,16 +33,18 @@ class CompletionLogprobs:
         self._offset = 0
 
     def build(
-        self, token_ids: Sequence[int], positions: Sequence[Position | None], prompt_texts: Sequence[str] = ()
-    ) -> Mapping[str, Sequence[object]]:
-        """Tokens, their log-probabilities, the most likely ones, and offsets.
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[Position | None],
+        prompt_texts: Sequence[str] = (),
+        found: Lists | None = None,
+    ) -> Lists:
+        """Tokens, their log-probabilities, the most likely ones, and offsets, behind those that were `found` before.
 
         A position is None for a prompt's first token, which has none; its text is in `prompt_texts`.
         """
-        tokens: list[str] = []
-        token_logprobs: list[float | None] = []
-        top_logprobs: list[dict[str, float] | None] = []
-        offsets: list[int] = []
+        found = {name: [] for name in _LISTS} if found is None else found
+        offsets, token_logprobs, tokens, top_logprobs = (found[name] for name in _LISTS)
         for index, (token_id, position) in enumerate(zip(token_ids, positions, strict=True)):
             chosen = None if position is None else position.get(token_id)
             token = prompt_texts[index] if position is None else _text(chosen, token_id)
@@ -47,22 +53,20 @@ class CompletionLogprobs:
             top_logprobs.append(None if position is None else self._top(position))
             offsets.append(self._offset)
             self._offset += len(token)
-        return {
-            "text_offset": offsets,
-            "token_logprobs": token_logprobs,
-            "tokens": tokens,
-            "top_logprobs": top_logprobs,
-        }
+        return found
 
     async def build_whole(
-        self, token_ids: Sequence[int], positions: Sequence[Position | None], prompt_texts: Sequence[str] = ()
-    ) -> Mapping[str, Sequence[object]]:
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[Position | None],
+        prompt_texts: Sequence[str] = (),
+        found: Lists | None = None,
+    ) -> Lists:
         """The same, of a whole text at once; other requests run after every few of its tokens."""
-        found = {name: list(values) for name, values in self.build((), ()).items()}
+        found = self.build((), (), (), found)
         for start in range(0, len(token_ids), ITEMS_PER_STEP):
             part = slice(start, start + ITEMS_PER_STEP)
-            for name, values in self.build(token_ids[part], positions[part], prompt_texts[part]).items():
-                found[name] += values
+            self.build(token_ids[part], positions[part], prompt_texts[part], found)
             await asyncio.sleep(0)
         return found
 

@@ -47,17 +47,15 @@ class WholeAnswer(ABC):
 
     Attributes:
         is_stream: Whether the client asked for a stream, which only an `Answer` has.
-        is_long: Whether the whole answer has long lists, so that other requests run while it is encoded.
         media_type: Of the whole answer.
     """
 
     is_stream: bool = False
-    is_long: bool = False
     media_type: str = "application/json"
 
     @abstractmethod
-    async def whole(self) -> JSONObject | bytes:
-        """The answer as one object, or encoded where that would block the event loop, or is no JSON."""
+    async def whole(self) -> JSONObject | bytes | list[bytes]:
+        """The answer as one object, or encoded, in one part or several."""
 
 
 class Answer(WholeAnswer):
@@ -169,15 +167,17 @@ class GenerationResponse(Response):
             await self._send_events(answer, send, recorder)
         else:
             whole = await answer.whole()
-            if not isinstance(whole, bytes):
-                text = await encoded(whole) if answer.is_long else encode_json(whole)
-                whole = text.encode("utf-8", "replace")
-            await self._send_whole(whole, answer.media_type, send)
+            parts = whole if isinstance(whole, list) else [whole] if isinstance(whole, bytes) else await encoded(whole)
+            await self._send_whole(parts, answer.media_type, send)
 
-    async def _send_whole(self, content: bytes, media_type: str, send: Send) -> None:
-        headers = [(b"content-type", media_type.encode()), (b"content-length", str(len(content)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *_prediction_headers()]})
-        await send({"type": "http.response.body", "body": content})
+    async def _send_whole(self, parts: list[bytes], media_type: str, send: Send) -> None:
+        num_bytes = str(sum(map(len, parts))).encode()
+        headers = [(b"content-type", media_type.encode()), (b"content-length", num_bytes), *_prediction_headers()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for part in parts[:-1]:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": parts[-1]})
 
     async def _send_events(self, answer: Answer, send: Send, recorder: Recorder | None) -> None:
         events = answer.events()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,8 @@ class RequestOutput:
 
     Attributes:
         prompt: The text; None where token ids were given.
-        prompt_logprobs: One entry per prompt token, the first None; None where not asked for.
+        prompt_logprobs: One entry per prompt token, the first None; None where not asked for. Those of an `AsyncLLM`
+            are made as they are read.
         outputs: By index; a streamed output holds only those completions that have something new.
         finished: All completions have ended; no output follows.
         num_cached_tokens: Prompt tokens found in the prefix cache; None until the first token.
@@ -104,7 +106,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     metrics: RequestMetrics | None = None

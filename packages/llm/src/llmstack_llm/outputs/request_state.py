@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import overload
 
 from llmstack_llm.adapters import LoRARequest, lora_request_of
 from llmstack_llm.outputs.collector import RequestOutputCollector
@@ -39,6 +40,32 @@ def logprobs_dict(entry: TokenLogprobs, tokenizer: Tokenizer | None, *, are_best
         if token_id != chosen_id:
             found[token_id] = _logprob(token_id, logprob, rank if are_best else None, tokenizer)
     return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
+    """The log-probabilities of a prompt, each made as it is read: making millions at once would hold an event loop.
+
+    Attributes:
+        entries: One for each token of the prompt; None for the first.
+        tokenizer: Of the texts; None where there are none.
+    """
+
+    entries: Sequence[TokenLogprobs | None]
+    tokenizer: Tokenizer | None
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @overload
+    def __getitem__(self, place: int) -> dict[int, Logprob] | None: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[dict[int, Logprob] | None]: ...
+    def __getitem__(self, place: int | slice) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
+        if isinstance(place, slice):
+            return [entry and logprobs_dict(entry, self.tokenizer) for entry in self.entries[place]]
+        entry = self.entries[place]
+        return entry and logprobs_dict(entry, self.tokenizer)
 
 
 def _logprob(token_id: int, logprob: float, rank: int | None, tokenizer: Tokenizer | None) -> Logprob:
@@ -116,7 +143,7 @@ class RequestState:
         self.on_first_token: Callable[[float], None] | None = None
         self.on_end = admitted.release
         self.num_cached_tokens: int | None = None
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
         self.has_new_prompt_logprobs = False
         self.kv_transfer: KVTransferParams | None = None
         self.max_num_generation_tokens = 0
@@ -168,6 +195,10 @@ class RequestState:
         """When something last happened to it."""
         metrics = self.metrics
         return max(metrics.arrival_time_s, metrics.scheduled_time_s or 0.0, metrics.last_token_time_s or 0.0)
+
+    def take_prompt_logprobs(self, logprobs: Sequence[dict[int, Logprob] | None]) -> None:
+        """The prompt is computed; its log-probabilities go out with the next output."""
+        self.prompt_logprobs, self.has_new_prompt_logprobs = logprobs, True
 
     def note_engine(self, engine: EngineReady) -> None:
         """An output has come from this engine core."""

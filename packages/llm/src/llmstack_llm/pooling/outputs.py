@@ -34,8 +34,12 @@ class PoolingOutput:
         """Plain numbers; with `num_vectors`, a list for each vector."""
         if self.num_vectors is None:
             return self.data.tolist()
-        size = len(self.data) // self.num_vectors
-        return [self.data[start : start + size].tolist() for start in range(0, len(self.data), size)]
+        return list(map(self.vector, range(self.num_vectors)))
+
+    def vector(self, number: int) -> list[float]:
+        """One of the `num_vectors` vectors, as plain numbers."""
+        size = len(self.data) // (self.num_vectors or 1)
+        return self.data[number * size : (number + 1) * size].tolist()
 
     def to_bytes(self) -> bytes:
         data = array("f", self.data)

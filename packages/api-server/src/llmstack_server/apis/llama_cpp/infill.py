@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from llmstack_server.state.server_state import OutputStream, ServerState
 from llmstack_server.web.answers import Answer, new_id
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
+from llmstack_server.web.pauses import collected, encoded
 from llmstack_server.web.sampling import given_sampling
 from llmstack_server.web.sse import encode_json, frame
 from llmstack_server.web.submission import submit_prompts
@@ -102,16 +103,19 @@ class InfillAnswer(Answer):
         self._texts = [_Text(index, fields) for index in range(outputs.prompts[0].sampling_params.n)]
         self._is_empty = fields.n_predict == 0
 
-    async def whole(self) -> JSONObject | bytes:
+    async def whole(self) -> list[bytes]:
         """The object with all text; of several texts an array of them."""
         async for _ in self._news():
             pass
-        objects = [self._whole(text) for text in self._texts]
-        return objects[0] if len(objects) == 1 else encode_json(objects).encode("utf-8", "replace")
+        objects = [await self._whole(text) for text in self._texts]
+        return await encoded(objects[0] if len(objects) == 1 else objects)
 
-    def _whole(self, text: _Text) -> JSONObject:
+    async def _whole(self, text: _Text) -> JSONObject:
         shown = text.token_ids if self._fields.return_tokens else []
-        probabilities = self._probabilities(text.token_ids, text.positions)
+        num_top, probabilities = self._fields.n_probs, JSONObject()
+        if num_top:
+            entries = _probabilities(text.token_ids, text.positions, num_top)
+            probabilities["completion_probabilities"] = await collected(entries)
         return self._chosen({"content": text.content, "tokens": shown, **self._end(text), **probabilities})
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -140,7 +144,7 @@ class InfillAnswer(Answer):
     def _probabilities(self, token_ids: Sequence[int], positions: Sequence[Position]) -> JSONObject:
         if not self._fields.n_probs:
             return {}
-        return {"completion_probabilities": _probabilities(token_ids, positions, self._fields.n_probs)}
+        return {"completion_probabilities": list(_probabilities(token_ids, positions, self._fields.n_probs))}
 
     def _counts(self, text: _Text) -> dict[str, int]:
         return {"tokens_predicted": len(text.token_ids), "tokens_evaluated": self._usage.num_prompt_tokens}
@@ -180,13 +184,11 @@ class InfillAnswer(Answer):
         return chosen
 
 
-def _probabilities(token_ids: Sequence[int], positions: Sequence[Position], num_top: int) -> list[JSONObject]:
+def _probabilities(token_ids: Sequence[int], positions: Sequence[Position], num_top: int) -> Iterator[JSONObject]:
     """llama.cpp's objects of log-probabilities, each with the likeliest tokens of its place."""
-    found = []
     for token_id, position in zip(token_ids, positions, strict=True):
         best = sorted(position, key=lambda one: -position[one].logprob)[:num_top]
-        found.append({**_entry(token_id, position), "top_logprobs": [_entry(one, position) for one in best]})
-    return found
+        yield {**_entry(token_id, position), "top_logprobs": [_entry(one, position) for one in best]}
 
 
 def _entry(token_id: int, position: Position) -> JSONObject:

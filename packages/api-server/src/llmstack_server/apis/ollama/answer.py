@@ -35,7 +35,6 @@ class LineAnswer(ChatStream, Answer):
         self._model = model
         self._num_top = fields.top_logprobs or 0 if fields.logprobs else None
         self.is_stream = fields.stream is not False
-        self.is_long = fields.logprobs is True
 
     @abstractmethod
     def part(self, content: str, thinking: str = "", calls: list[Fields] | None = None) -> Fields:

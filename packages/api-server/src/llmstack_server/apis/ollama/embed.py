@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from llmstack_llm.pooling.admission import AdmittedPooling
@@ -10,12 +11,14 @@ from llmstack_server.apis.ollama.names import Fields, plain_name, without_tag
 from llmstack_server.apis.ollama.protocol import FIELDS, EmbedRequest, OlderEmbedRequest
 from llmstack_server.apis.pooling.engine_run import count_tokens, run_all
 from llmstack_server.apis.pooling.inputs import admit_prompts
+from llmstack_server.apis.pooling.list_answer import list_of_parts
 from llmstack_server.apis.pooling.scores import parse_texts
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import WholeAnswer, new_id
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import PoolingFields, parse
+from llmstack_server.web.pauses import encoded
 from llmstack_server.web.sse import encode_json
 from llmstack_types import PoolingParams, PoolingTask
 
@@ -67,25 +70,26 @@ class EmbedAnswer(WholeAnswer):
         self._model = model
         self._inputs = inputs
 
-    async def whole(self) -> bytes:
+    async def whole(self) -> list[bytes]:
         """The object with `embeddings` as JSON."""
-        model = encode_json(plain_name(self._state, self._model))
-        vectors, num_tokens = ",".join(await self.vectors()), count_tokens(self._inputs)
-        return f'{{"model":{model},"embeddings":[{vectors}],"prompt_eval_count":{num_tokens}}}'.encode()
+        before = f'{{"model":{encode_json(plain_name(self._state, self._model))},"embeddings":['
+        vectors = await self.vectors()
+        return list_of_parts(before, vectors, f'],"prompt_eval_count":{count_tokens(self._inputs)}}}')
 
-    async def vectors(self) -> list[str]:
+    async def vectors(self) -> list[list[bytes]]:
         """Runs all inputs. Each vector becomes JSON as it comes: encoding all at once would hold others for seconds."""
-        vectors = [""] * len(self._inputs)
+        vectors: list[list[bytes]] = [[]] * len(self._inputs)
         fields = parse(PoolingFields, {"model": self._model})
         async for index, output in run_all(self._state, self._inputs, fields, new_id("embd")):
-            vectors[index] = encode_json(output.outputs.tolist())
+            vectors[index] = await encoded(output.outputs.tolist())
+            await asyncio.sleep(0)  # all texts of a step come at once
         return vectors
 
 
 class OlderEmbedAnswer(EmbedAnswer):
     """The vector of one text."""
 
-    async def whole(self) -> bytes:
+    async def whole(self) -> list[bytes]:
         """The object with `embedding` as JSON."""
         [vector] = await self.vectors()
-        return f'{{"embedding":{vector}}}'.encode()
+        return [b'{"embedding":', *vector, b"}"]

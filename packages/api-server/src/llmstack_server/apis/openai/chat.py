@@ -113,7 +113,6 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         ChatStream.__init__(self, chat.outputs, chat.plan)
         OpenAIAnswer.__init__(self, state, fields, ids, self.outputs, self.usage)
         self._fields = fields
-        self.is_long = bool(fields.logprobs) or fields.prompt_logprobs is not None
         self._role = state.config.chat.response_role
         self._wants_tokens = bool(fields.logprobs or fields.return_token_ids)
         self._wants_prompt = bool(fields.return_prompt_text or fields.return_token_ids)

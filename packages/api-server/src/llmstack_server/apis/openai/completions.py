@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmstack_llm import (
@@ -194,21 +194,29 @@ class _ChoiceBuilder:
 
     def logprobs(self, output: RequestOutput, new: CompletionOutput) -> Mapping[str, object] | None:
         """The `logprobs` object of new output; None where it was not asked for."""
-        return None if self._logprobs is None else self._logprobs.build(*self._positions(output, new))
+        builder, found = self._logprobs, None
+        if builder is None:
+            return None
+        for text in self._texts(output, new):
+            found = builder.build(*text, found)
+        return found
 
     async def whole_logprobs(self, output: RequestOutput, new: CompletionOutput) -> Mapping[str, object] | None:
         """The same, of all output at once; other requests run meanwhile."""
-        return None if self._logprobs is None else await self._logprobs.build_whole(*self._positions(output, new))
+        builder, found = self._logprobs, None
+        if builder is None:
+            return None
+        for text in self._texts(output, new):
+            found = await builder.build_whole(*text, found)
+        return found
 
-    def _positions(
+    def _texts(
         self, output: RequestOutput, new: CompletionOutput
-    ) -> tuple[Sequence[int], Sequence[Position | None], Sequence[str]]:
-        """Token ids with their log-probabilities, and the texts of those of the prompt."""
-        echo = self._echo if self._is_first else None
-        if echo is None:
-            return new.token_ids, list(new.logprobs or ()), ()
-        token_ids = [*output.prompt_token_ids, *new.token_ids]
-        return token_ids, [*echo.positions, *(new.logprobs or ())], echo.token_texts
+    ) -> Iterator[tuple[Sequence[int], Sequence[Position | None], Sequence[str]]]:
+        """Token ids with their log-probabilities: of the prompt if it is echoed, with its texts, and of new output."""
+        if self._is_first and self._echo is not None:
+            yield output.prompt_token_ids, self._echo.positions, self._echo.token_texts
+        yield new.token_ids, new.logprobs or (), ()
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -226,7 +234,6 @@ class CompletionAnswer(OpenAIAnswer):
     ) -> None:
         super().__init__(state, fields, ids, outputs, UsageCounter(outputs.prompts))
         self._fields = fields
-        self.is_long = fields.logprobs is not None or fields.prompt_logprobs is not None
         self._echoes = echoes
         self._builders: list[_ChoiceBuilder] = []
         has_more = fields.logprobs is not None or bool(fields.return_token_ids) or bool(echoes)

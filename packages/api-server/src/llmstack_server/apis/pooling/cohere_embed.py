@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 
@@ -98,6 +99,7 @@ class CohereEmbedAnswer(WholeAnswer):
         async for index, output in run_all(self._state, self._inputs, self._fields, answer_id):
             for name, embeddings in found.items():
                 embeddings[index] = _encode(output.outputs, name)
+            await asyncio.sleep(0)  # all texts of a step come at once
         return {
             "id": answer_id,
             "response_type": "embeddings_by_type",

@@ -11,10 +11,11 @@ from llmstack_server.apis.responses.local import LocalResponses
 from llmstack_server.apis.responses.prepare import PreparedResponse, count_input_tokens, prepare_response
 from llmstack_server.apis.responses.run import NumberedEvent
 from llmstack_server.apis.responses.shared import SharedResponses
-from llmstack_server.apis.responses.store import StoredResponse, encode
+from llmstack_server.apis.responses.store import StoredItem, StoredResponse, encode
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import Answer, Push, WholeAnswer
 from llmstack_server.web.errors import ErrorAnswer, HTTPError
+from llmstack_server.web.pauses import encoded
 from llmstack_server.web.sse import Events, encode_json, frame_named
 
 
@@ -69,7 +70,7 @@ class ResponseAnswer(_RunAnswer):
         self.outputs = prepared.run.outputs
         self._local = local
 
-    async def whole(self) -> bytes:
+    async def whole(self) -> list[bytes]:
         """The response object after its end."""
         async with aclosing(self._prepared.run.events()) as events:
             async for _ in events:
@@ -81,7 +82,7 @@ class ResponseAnswer(_RunAnswer):
         run = self._prepared.run
         async with aclosing(run.events()) as events:
             async for event in events:
-                yield frame_named(await self._kept_end(event) if run.response.is_over else event)
+                yield await _framed(await self._kept_end(event) if run.response.is_over else event)
 
     def encode(self, output: RequestOutput) -> Events:
         """The events of one output; empty while its text is withheld."""
@@ -97,7 +98,9 @@ class ResponseAnswer(_RunAnswer):
             return b""
         event = frame_named(self._prepared.run.fail(error))
         if self._prepared.run.response.is_stored:
-            self._local.store.put(self._stored(self._data()))
+            run = self._prepared.run
+            data = encode_json(run.as_object()).encode("utf-8", "replace")
+            self._local.store.put(self._stored(tuple(map(encode, run.output_items())), data))
         return event
 
     async def _kept_end(self, event: NumberedEvent) -> NumberedEvent:
@@ -109,18 +112,16 @@ class ResponseAnswer(_RunAnswer):
             return {**failed, "sequence_number": event["sequence_number"]}
         return event
 
-    async def _keep(self) -> bytes:
-        data = self._data()
-        if self._prepared.run.response.is_stored:
-            await self._local.keep(self._stored(data))
-        return data
+    async def _keep(self) -> list[bytes]:
+        run = self._prepared.run
+        parts = await encoded(run.as_object())
+        if run.response.is_stored:
+            items = [StoredItem(item["id"], b"".join(await encoded(item))) for item in run.output_items()]
+            await self._local.keep(self._stored(tuple(items), b"".join(parts)))
+        return parts
 
-    def _data(self) -> bytes:
-        return encode_json(self._prepared.run.as_object()).encode("utf-8", "replace")
-
-    def _stored(self, data: bytes) -> StoredResponse:
+    def _stored(self, items: tuple[StoredItem, ...], data: bytes) -> StoredResponse:
         prepared = self._prepared
-        items = tuple(encode(item) for item in prepared.run.output_items())
         return StoredResponse(prepared.run.response.id, prepared.owner, prepared.input_items, items, data)
 
 
@@ -151,3 +152,8 @@ class BackgroundAnswer(_RunAnswer):
         prepared = self._prepared
         local = self._responses.local
         await local.start(prepared.run, prepared.owner, prepared.input_items, prepared.request, prepared.source)
+
+
+async def _framed(event: NumberedEvent) -> bytes:
+    """`frame_named`, in pieces: the last events have the log-probabilities of the whole text."""
+    return b"".join((b"event: %s\ndata: " % str(event["type"]).encode(), *await encoded(event), b"\n\n"))
