@@ -57,6 +57,7 @@ PARTS: dict[str, tuple[Block, ...]] = {
         _engine("8B decode", 60, "decode:run_8b"),
         _engine("1B decode", 45, "decode:run_1b"),
         _engine("GPT-2 decode", 30, "decode:run_gpt2"),
+        _engine("8B drafts", 40, "decode:run_8b_drafts"),
         _engine("8B requests", 90, "requests:run_8b"),
         _engine("8B static cache", 60, "transformers_peer:run_8b"),
         _engine("1B static cache", 50, "transformers_peer:run_1b"),

@@ -91,6 +91,7 @@ PLAN: tuple[PlannedRow, ...] = (
     _engine("8B decode, 1 x 1k", "ms", FLOOR, 88, "3.95 ms, 89 %"),
     _engine("1B decode, 1 x 1k", "ms", FLOOR, 75, "0.74 ms, 79 %"),
     _engine("GPT-2 decode, 1 x 1k", "ms", FLOOR, 35, "0.15 ms, 44 %"),
+    _engine("8B step with 4 drafts, 1 x 1k", "ms", FLOOR, 80, "4.3 ms, 82 %"),
     _engine("8B requests, 256 x 1024/1024", "tok/s", FLOOR, 80, "9,500 tok/s"),
     *(
         PlannedRow("engine", f"{model} host overhead per step, 1 x 1k", "us", limit=200, predicted="under 50 us")

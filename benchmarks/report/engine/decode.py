@@ -11,7 +11,7 @@ from typing import Any
 from llmstack_types import SamplingParams
 from report.bench import Bench
 from report.engine.device_time import profiled
-from report.engine.driver import Decoder, decoding, prefill_times
+from report.engine.driver import Decoder, DraftDecoder, decoding, prefill_times
 from report.engine.models import BLOCK_SIZE, Started, fitting, started
 from report.floors import GPT2, LLAMA_1B, LLAMA_8B, Ceilings, ModelShape, decode_s, prefill_s
 from report.rows import Row
@@ -20,6 +20,7 @@ GRID = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 8192), (8, 8192), (64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10_000, ignore_eos=True)
 NUM_STEPS = 60
 NUM_PROFILED = 20
+NUM_DRAFTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,35 @@ def run_8b_fp8_kv(bench: Bench) -> None:
     """8B with keys and values of 8 bits, where there are many."""
     variant = Variant("8B fp8 KV", LLAMA_8B, kv_bits=8, options={"kv_cache_dtype": bench.pick("fp8", "auto")})
     measure_model(bench, variant, [Point(64, 8192), Point(64, 1024)])
+
+
+def run_8b_drafts(bench: Bench) -> None:
+    """8B with drafts in every row, whose steps replay graphs and do not run ahead."""
+    for batch in bench.pick((1, 8), (1,)):
+        title = f"8B step with {NUM_DRAFTS} drafts, {Point(batch, 1024).name}"
+        if bench.has_time(12):
+            bench.attempt(title, "ms", partial(_drafts, bench, LLAMA_8B, batch, title))
+
+
+def _drafts(bench: Bench, shape: ModelShape, batch: int, title: str) -> Row:
+    """A step of one known token and `NUM_DRAFTS` drafts per row; the floor is that of a step without drafts."""
+    tiny, count = fitting(bench, shape), num_steps(bench)
+    context = _context(bench, Point(batch, 1024), tiny)
+    room = Decoder.num_tokens(batch, context, (count + 10) * (1 + NUM_DRAFTS), BLOCK_SIZE)
+    options = {"max_num_drafts": NUM_DRAFTS, "max_model_len": min(tiny.max_model_len, room // batch)}
+    with started(bench, tiny, room, **options) as runner:
+        decoder = DraftDecoder(
+            runner.runner, BLOCK_SIZE, batch=batch, context=context, num_steps=count + 10, params=GREEDY,
+            num_drafts=NUM_DRAFTS,
+        )  # fmt: skip
+        with decoding(decoder, bench.pick(8192, 16)):
+            decoder.steps(bench.pick(10, 3))
+            samples = sorted(decoder.steps(count))
+        how = runner.runner.backends()["decode"]
+    ceilings = bench.floor_ceilings()
+    floor_ms = None if ceilings is None else 1e3 * decode_s(shape, batch, context, ceilings)
+    note = f"p99 {1e3 * samples[int(0.99 * len(samples))]:.3f} ms, {how}"
+    return Row(title, "ms", 1e3 * statistics.median(samples), floor_ms, note=note)
 
 
 def measure_model(bench: Bench, variant: Variant, points: Sequence[Point] = ()) -> None:

@@ -138,6 +138,48 @@ class Decoder:
         )
 
 
+class DraftDecoder(Decoder):
+    """A batch whose rows all have drafts in each step, which are verified before the next one begins."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        block_size: int,
+        *,
+        batch: int,
+        context: int,
+        num_steps: int,
+        params: SamplingParams,
+        num_drafts: int,
+    ) -> None:
+        """As `Decoder`; `num_drafts` guesses of each row in a step, of which any may be right."""
+        room = num_steps * (1 + num_drafts)
+        super().__init__(runner, block_size, batch=batch, context=context, num_steps=room, params=params)
+        self._drafts = [(11 * index) % 251 for index in range(num_drafts)]
+        self._num_added = [0] * batch  # tokens of each row since it was filled
+
+    def steps(self, num_steps: int, *, is_ahead: bool = False) -> list[float]:
+        """Seconds of each step, the first left out; no step is started before the one before it is known."""
+        times = [time.perf_counter()]
+        for _ in range(num_steps):
+            rows = [
+                ScheduledRequest(name, self._num_computed + added, 1 + len(self._drafts), [], self._drafts)
+                for name, added in zip(self._ids, self._num_added, strict=True)
+            ]
+            output = self._execute([], rows).result()
+            times.append(time.perf_counter())
+            for row, token_ids in enumerate(output.sampled_token_ids):
+                self._num_added[row] += len(token_ids)
+        return [later - earlier for earlier, later in pairwise(times)][1:]
+
+    def _table(self, row: int, num_tokens: int) -> list[int]:
+        """All blocks that the row will have."""
+        return super()._table(row, self._blocks_per_row * self._block_size)
+
+    def _grown(self, row: int) -> list[int]:
+        return []
+
+
 @contextmanager
 def decoding(decoder: Decoder, max_num_batched_tokens: int) -> Iterator[Decoder]:
     """The batch filled, and removed afterwards, also from a runner that has failed as far as it allows."""
