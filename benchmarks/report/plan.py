@@ -76,6 +76,7 @@ PLAN: tuple[PlannedRow, ...] = (
     _kernel("add + LayerNorm, 16384 x 4096", "GB/s", "copy ceiling", 85),
     _kernel("rotary + cache write, 16384 tokens of 8B", "GB/s", "copy ceiling", 85),
     _kernel("SiLU-mul, 16384 x 14336", "GB/s", "copy ceiling", 85),
+    _kernel("start of a kernel by the host", "us", "Triton's own start", 200),
     _kernel("sampling, 256 x 128k", "us", "reading the logits once", 100 / 3),
     *(_kernel(f"deterministic linears 8B bf16, M = {rows}, beside cuBLAS", "us", "cuBLAS", 95) for rows in (1, 8, 64)),
     *(

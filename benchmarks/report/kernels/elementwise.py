@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +12,7 @@ import torch
 
 from llmstack_kernels.activation import gelu_tanh, silu_and_mul
 from llmstack_kernels.embedding import embedding
+from llmstack_kernels.launch import Launch, intercepted, launch
 from llmstack_kernels.layer_norm import fused_add_layer_norm
 from llmstack_kernels.rms_norm import fused_add_rms_norm
 from report.bench import Bench
@@ -18,6 +21,7 @@ from report.rows import Row
 from report.timing import num_copies, time_calls
 
 NUM_ROWS = (16384, 256, 1)
+START = "start of a kernel by the host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,38 @@ def run(bench: Bench) -> None:
         for operation in OPERATIONS:
             title = operation.name.format(num_rows)
             bench.attempt(title, "GB/s", partial(_measure, bench, operation, num_rows, title))
+    bench.attempt(START, "us", partial(_start, bench))
+
+
+def _start(bench: Bench) -> Row:
+    """Time of the host for a start outside of graphs, as in steps with prompts, beside `kernel[grid](...)`."""
+    from llmstack_kernels.rms_norm.triton import rms_norm
+
+    launches: list[Launch] = []
+    with intercepted(launches.append):
+        rms_norm(_random(bench, 1, 64), _random(bench, 64), 1e-5)
+    (first,) = launches
+
+    def through_cache() -> None:
+        launch(first.kernel, first.grid, *first.arguments, **first.options)
+
+    def by_triton() -> None:
+        first.kernel[first.grid](*first.arguments, **first.options)
+
+    own_us, triton_us = (_host_us(bench, start) for start in (through_cache, by_triton))
+    return Row(START, "us", own_us, triton_us, note=f"{len(first.arguments)} arguments")
+
+
+def _host_us(bench: Bench, start: Callable[[], None]) -> float:
+    """Median of rounds so short that the queue of the device never fills."""
+    num_starts, times = bench.pick(100, 1), []
+    for _ in range(bench.pick(20, 2)):
+        bench.synchronize()
+        start_s = time.perf_counter()
+        for _ in range(num_starts):
+            start()
+        times.append((time.perf_counter() - start_s) / num_starts)
+    return 1e6 * statistics.median(times)
 
 
 def _measure(bench: Bench, operation: Operation, num_rows: int, title: str) -> Row:

@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from llmstack_kernels.cached_launch import LaunchCache
 
 Grid = tuple[int, ...]
 
@@ -44,7 +47,15 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, num_warps: int = 4, num_sta
     if listener is not None:
         listener(Launch(kernel, grid, arguments, options))
     elif 0 not in grid:
-        kernel[grid](*arguments, **options)
+        _launch_cache().start(kernel, grid, arguments, options)
+
+
+@cache
+def _launch_cache() -> LaunchCache:
+    """One for the process; its module imports Triton."""
+    from llmstack_kernels.cached_launch import LaunchCache
+
+    return LaunchCache()
 
 
 @contextmanager
