@@ -101,11 +101,12 @@ class AnswerSource:
         """Adds an output that the answer takes; for `take_back`, the size before."""
         numbers, outputs = self._numbers, output.outputs
         size = len(numbers)
-        one = outputs[0] if outputs else None
-        if one is not None and len(outputs) == len(one.token_ids) == 1 and len(output.engines) < 2:
-            is_last = one.finish_reason is not None
-            numbers.extend((1, output.prompt_index, one.index, is_last, 1, one.token_ids[0]))
-            return size
+        if len(outputs) == 1 and len(output.engines) < 2:
+            one = outputs[0]
+            if len(one.token_ids) == 1:
+                is_last = one.finish_reason is not None
+                numbers.extend((1, output.prompt_index, one.index, is_last, 1, one.token_ids[0]))
+                return size
         numbers.extend((len(outputs), output.prompt_index))
         for one in outputs:
             numbers.extend((one.index, one.finish_reason is not None, len(one.token_ids)))

@@ -100,10 +100,11 @@ class RepeatedOutputs(OutputsThrough):
 
     def follow(self, take: Callable[[RequestOutput], bool]) -> None:
         """Follows the outputs as `OutputsThrough.follow`, once there is nothing to repeat."""
-        source, engines, as_begun = self.source, self.engines, self._as_begun
+        source, engines, num_cached = self.source, self.engines, self._prompt_index_to_num_cached
 
         def take_and_note(output: RequestOutput) -> bool:
-            output = as_begun(output)
+            if output.num_cached_tokens != num_cached.get(output.prompt_index):
+                output = self._as_begun(output)
             size = source.note(output)
             if not take(output):
                 source.take_back(size)

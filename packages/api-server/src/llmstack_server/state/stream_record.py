@@ -6,10 +6,14 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.packed_parts import MAX_FRESH_BYTES, MAX_FRESH_PART, PART_OVERHEAD, PackedParts
 from llmstack_types.json_values import JSONValue
+
+if TYPE_CHECKING:
+    from llmstack_server.state.kept_rows import KeptRequest
 
 MAX_STREAM_BYTES = 1 << 20
 MAX_READ_BYTES = 256 << 10
@@ -90,16 +94,15 @@ class StreamRecord:
         latest: The reader after which no other has come.
         num_promised: The parts that readers of an earlier server may have at least; they come again.
         abandoned: Set once no reader has it or can come.
+        request, source: Where a database keeps it, from which another server generates it again.
+        ended_at: When it ended, by the clock of the world, where a database keeps it.
     """
 
     def __init__(
         self, stream_id: str, owner: str, digest: str = "", key: str | None = None, keep_s: float = 0.0,
         on_change: Callable[[StreamRecord], None] = _ignore, on_growth: Callable[[StreamRecord], None] = _ignore,
     ) -> None:  # fmt: skip
-        """`on_change`: Called when its state or its readers change.
-
-        `on_growth`: Called when it counts as more bytes.
-        """
+        """`on_change`, `on_growth`: Called when its state or its readers change, and when it counts as more bytes."""
         self.id = stream_id
         self.owner = owner
         self.digest = digest
@@ -121,7 +124,9 @@ class StreamRecord:
         self._waiting: list[asyncio.Future[None]] = []
         self._on_change = on_change
         self._on_growth = on_growth
-        self._source: AnswerSource | None = None
+        self.request: KeptRequest | None = None
+        self.source: AnswerSource | None = None
+        self.ended_at: float | None = None
         self._on_part: Callable[[str, bool], None] | None = None
 
     @property
@@ -184,13 +189,13 @@ class StreamRecord:
         `on_part`: Called with the id when there is a further part, and whether it is withheld.
         """
         self._num_saved = -1
-        self._source, self._on_part = source, on_part
+        self.source, self._on_part = source, on_part
 
     def reveal(self, num_saved: int) -> None:
         """The database knows so many parts, or the sources of them."""
         if self._num_saved is None:
             return
-        source = self._source
+        source = self.source
         follows = source is not None and source.follows and not self.is_over
         num_following = self.num_parts if follows and num_saved > 0 else 0  # the first one waits for its head
         num_saved = self._num_saved = max(num_saved, self._num_saved, num_following)
@@ -207,7 +212,7 @@ class StreamRecord:
 
     def release(self) -> None:
         """Gives readers everything again, because nothing of it is in a database any more."""
-        self._num_saved = self._source = self._on_part = None
+        self._num_saved = self.request = self.source = self._on_part = None
         self.tell()
 
     def restore(self, head: Head, parts: Sequence[bytes], num_promised: int = 0) -> None:
@@ -219,17 +224,14 @@ class StreamRecord:
         self.parts.pack()
 
     async def append(self, part: bytes) -> None:
-        """Adds a part. Without later readers it waits until the reader has room for it.
-
-        A reader that has read all before may take it here: a turn of the reader's task costs more than all else.
-        """
+        """Adds a part. Without later readers it waits until the reader has room for it."""
         while not self.is_resumable and self.num_bytes > MAX_STREAM_BYTES and not self.abandoned.is_set():
             await self._wait()
         self.put(part)
 
     def put(self, part: bytes, *, is_last: bool = False) -> None:
         """Adds a part at once. The last one is left to the reader."""
-        # Not methods of the parts and the reader: every event of a stream passes here.
+        # A reader that waits takes it here: a turn of its task would cost more than all else.
         parts, reader, size = self.parts, self.latest, len(part)
         parts.fresh.append(part)
         parts.num_fresh_bytes += size + PART_OVERHEAD
@@ -248,7 +250,7 @@ class StreamRecord:
 
     def _withholds(self, number: int, *, is_last: bool) -> bool:
         """Whether no reader may have the part with this number yet, which is the last one so far."""
-        source, num_saved = self._source, self._num_saved or 0
+        source, num_saved = self.source, self._num_saved or 0
         if 0 < num_saved == number - 1 and source is not None and source.follows and not is_last:
             num_saved = self._num_saved = number
         if self._on_part is not None:

@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.kept_rows import KeptAnswer, KeptRequest, KeptRows, Written
@@ -22,22 +21,8 @@ MAX_BODY_BYTES = 1 << 20
 MAX_ALL_BODY_BYTES = 64 << 20
 
 
-@dataclass
-class _Kept:
-    """An answer that is kept.
-
-    Attributes:
-        ended_at: When it ended, by the clock of the world.
-    """
-
-    record: StreamRecord
-    request: KeptRequest
-    source: AnswerSource
-    ended_at: float | None = None
-
-
-class StreamSaver(WriteBehind[_Kept]):
-    """Follows a table of streams; satisfies `StreamObserver`.
+class StreamSaver(WriteBehind[StreamRecord]):
+    """Follows a table of streams.
 
     Readers of a record get what is in the database, so that the next server knows all that they have seen. A stream
     whose rows cannot be written goes on in memory alone. Its rows go once the database can be written: the next server
@@ -74,24 +59,23 @@ class StreamSaver(WriteBehind[_Kept]):
 
     def note_resume(self, record: StreamRecord) -> None:
         """Another server begins the answer again."""
-        kept = self._kept.get(record.id)
-        if kept is not None:
-            kept.request = kept.request.begun_again()
+        if record.request is not None:
+            record.request = record.request.begun_again()
             self._note(record.id)
 
-    def on_change(self, record: StreamRecord) -> None:
+    def on_change(self, kept: StreamRecord) -> None:
         """An answer has begun, or has ended."""
-        if record.id in self._kept and not self._is_closing:  # later changes are those of a server that ends
-            if not record.is_over:
-                self._note_part(record.id, False)
-            elif not self._is_whole(record.id):
-                self._note(record.id)
+        if kept.id in self._kept and not self._is_closing:  # later changes are those of a server that ends
+            if not kept.is_over:
+                self._note_part(kept.id, False)
+            elif not self._is_whole(kept):
+                self._note(kept.id)
 
-    def on_removal(self, record: StreamRecord) -> None:
+    def on_removal(self, kept: StreamRecord) -> None:
         """An answer has left the table, or is not to be kept any longer; its rows go, too."""
-        if record.id in self._kept and not self._is_closing:
-            self._drop([record.id])
-            self._note(record.id)
+        if kept.id in self._kept and not self._is_closing:
+            self._drop([kept.id])
+            self._note(kept.id)
 
     async def close(self) -> None:
         """Writes what is left, as far as that goes, and closes the database."""
@@ -99,30 +83,31 @@ class StreamSaver(WriteBehind[_Kept]):
         await super().close()
 
     def _add(self, record: StreamRecord, request: KeptRequest, source: AnswerSource) -> None:
-        self._kept[record.id] = _Kept(record, request, source)
+        self._kept[record.id] = record
         self._num_body_bytes += len(request.body)
+        record.request = request
         record.hold(source, self._note_part)
 
     def _drop(self, stream_ids: Iterable[str]) -> None:
         for stream_id in stream_ids:
             kept = self._kept.pop(stream_id, None)
             if kept is not None:
-                self._num_body_bytes -= len(kept.request.body)
-                kept.record.release()
+                self._num_body_bytes -= 0 if kept.request is None else len(kept.request.body)
+                kept.release()
 
-    def _encoded(self, kept: _Kept, written: Written | None) -> KeptAnswer:
-        record, is_stream = kept.record, kept.record.is_stream
-        answer = KeptAnswer(record.id, record.owner, facts_of(record), request=kept.request, source=kept.source)
-        answer.num_parts = record.num_parts if is_stream or record.is_over else 0
-        if record.is_over:
+    def _encoded(self, kept: StreamRecord, written: Written | None) -> KeptAnswer:
+        answer = KeptAnswer(kept.id, kept.owner, facts_of(kept), request=kept.request, source=kept.source)
+        answer.num_parts = kept.num_parts if kept.is_stream or kept.is_over else 0
+        if kept.is_over:
             kept.ended_at = answer.ended_at = kept.ended_at or time.time()
             if written is None or not written.num_kept_parts:
-                answer.parts = record.parts.after(0, sys.maxsize)
+                answer.parts = kept.parts.after(0, sys.maxsize)
         return answer
 
-    def _note_written(self, kept: _Kept, written: Written) -> None:
-        kept.source.note_written(written.num_values, written.num_cut_bytes)
-        kept.record.reveal(written.num_parts)
+    def _note_written(self, kept: StreamRecord, written: Written) -> None:
+        if kept.source is not None:
+            kept.source.note_written(written.num_values, written.num_cut_bytes)
+        kept.reveal(written.num_parts)
 
     def _note_failure(self, answer_ids: Sequence[str], error: Exception) -> None:
         self._is_slow = False
@@ -140,15 +125,16 @@ class StreamSaver(WriteBehind[_Kept]):
         """Lets answers go on in memory, unless all of them is in the database."""
         for answer_id in answer_ids:
             self._dirty.pop(answer_id, None)
-        lost = [answer_id for answer_id in answer_ids if answer_id in self._kept and not self._is_whole(answer_id)]
+        kept = [self._kept[answer_id] for answer_id in answer_ids if answer_id in self._kept]
+        lost = [one.id for one in kept if not self._is_whole(one)]
         if lost:
             logger.error("%d resumable streams cannot be kept (%s): a restart ends them", len(lost), cause)
         self._drop(lost)
         if self._deletion is None:
             self._deletion = asyncio.get_running_loop().call_later(RETRY_S, self._delete_rows)
 
-    def _is_whole(self, answer_id: str) -> bool:
-        record, written = self._kept[answer_id].record, self._written.get(answer_id)
+    def _is_whole(self, record: StreamRecord) -> bool:
+        written = self._written.get(record.id)
         return record.is_over and written is not None and written.num_kept_parts >= record.num_parts
 
     def _delete_rows(self) -> None:

@@ -6,10 +6,13 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from llmstack_server.state.packed_parts import MAX_FRESH_BYTES
 from llmstack_server.state.stream_record import MAX_STREAM_BYTES, StreamRecord
+
+if TYPE_CHECKING:
+    from llmstack_server.state.write_behind import WriteBehind
 
 MAX_PER_OWNER = 16
 MAX_BYTES = 64 << 20
@@ -17,22 +20,13 @@ MAX_BYTES = 64 << 20
 RECORD_OVERHEAD = 4096 + MAX_FRESH_BYTES
 
 
-class StreamObserver(Protocol):
-    """An observer of the records of a table."""
-
-    def on_change(self, record: StreamRecord) -> None:
-        """The state or the readers of a record have changed."""
-        ...
-
-    def on_removal(self, record: StreamRecord) -> None:
-        """A record has left the table."""
-        ...
-
-
 class StreamTable:
     """Records by id and by key. One leaves when it is too large, unread for too long, or the oldest that is finished.
 
     One that leaves is only read by the reader that it has; without one it is abandoned.
+
+    Attributes:
+        saver: Keeps the records in a database, where there is one.
     """
 
     def __init__(self, index: int = 0, count: int = 1, on_abandoned: Callable[[], object] = lambda: None) -> None:
@@ -43,7 +37,7 @@ class StreamTable:
         self.index = index
         self.count = count
         self.on_abandoned = on_abandoned
-        self.observer: StreamObserver | None = None
+        self.saver: WriteBehind[StreamRecord] | None = None
         self._id_to_record: dict[str, StreamRecord] = {}
         self._key_to_record: dict[str, StreamRecord] = {}
         self._finished: dict[str, StreamRecord] = {}
@@ -118,8 +112,8 @@ class StreamTable:
         self.num_bytes -= self._id_to_bytes.pop(record.id)
         self._stop_timer(record)
         record.is_resumable = False
-        if self.observer is not None:
-            self.observer.on_removal(record)
+        if self.saver is not None:
+            self.saver.on_removal(record)
         self._abandon_unread(record)
 
     def note(self, record: StreamRecord) -> None:
@@ -136,8 +130,8 @@ class StreamTable:
         if record.id not in self._id_to_record:
             self._abandon_unread(record)
             return
-        if self.observer is not None:
-            self.observer.on_change(record)
+        if self.saver is not None:
+            self.saver.on_change(record)
         if record.is_over:
             self.note_finished(record)
         if record.has_reader:

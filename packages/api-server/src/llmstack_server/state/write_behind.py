@@ -56,6 +56,14 @@ class WriteBehind(ABC, Generic[Kept]):
         self._is_closing = self._is_closed = False
 
     @abstractmethod
+    def on_change(self, kept: Kept) -> None:
+        """An answer has begun or ended, or has a further part."""
+
+    @abstractmethod
+    def on_removal(self, kept: Kept) -> None:
+        """An answer is not kept any longer."""
+
+    @abstractmethod
     def _encoded(self, kept: Kept, written: Written | None) -> KeptAnswer:
         """An answer with its new parts, or with the first of them; `written` is the state of the database."""
 

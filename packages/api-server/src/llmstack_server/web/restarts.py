@@ -216,7 +216,7 @@ def open_saved_streams(state: ServerState) -> None:
     recent = [row for row in streams if row.written_at > oldest]
     saved = SavedStreams(state, saver, recent)
     state.num_left_answers += sum(not row.is_over for row in recent)
-    table.observer = saver
+    table.saver = saver
     state.streams.keep(saver, saved.restore)
     state.at_ready.append(saved.begin)
     state.at_end.append(saved.stop)

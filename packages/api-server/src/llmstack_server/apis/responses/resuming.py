@@ -117,7 +117,7 @@ def _fill(store: ResponseStore, saver: ResponseSaver, loaded: list[StoredRespons
     """Puts the responses of the database into the store, as far as its limits go; returns those that are running."""
     for stored in loaded:
         saver.note_loaded(stored)
-    store.add_observer(saver)
+    store.saver = saver
     unfinished = []
     for stored in loaded:
         try:

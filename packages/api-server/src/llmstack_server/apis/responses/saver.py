@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class ResponseSaver(WriteBehind[StoredResponse]):
-    """Follows a store; satisfies `StoreObserver`.
+    """Follows a store.
 
     While the disk is full the store goes on in memory, new responses are refused, and the writer tries again every
     second.
@@ -37,17 +37,17 @@ class ResponseSaver(WriteBehind[StoredResponse]):
         """Drops the changes so far, but no removals: the responses were read from the database."""
         self._dirty = {response_id: None for response_id in self._dirty if response_id not in self._kept}
 
-    def on_change(self, stored: StoredResponse) -> None:
+    def on_change(self, kept: StoredResponse) -> None:
         """A response was added, has further events, or has ended."""
-        self._kept[stored.id] = stored
-        self._note(stored.id)
+        self._kept[kept.id] = kept
+        self._note(kept.id)
 
-    def on_removal(self, stored: StoredResponse) -> None:
+    def on_removal(self, kept: StoredResponse) -> None:
         """A response was removed; its rows go, too."""
-        if stored.events is not None:  # nothing will write them
-            stored.events.release()
-        self._kept.pop(stored.id, None)
-        self._note(stored.id)
+        if kept.events is not None:  # nothing will write them
+            kept.events.release()
+        self._kept.pop(kept.id, None)
+        self._note(kept.id)
 
     def check(self) -> None:
         """Returns if responses can be stored.

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from llmstack_server.state.answer_source import AnswerSource
 from llmstack_server.state.stream_record import Head, StreamRecord
@@ -16,6 +16,7 @@ from llmstack_types.json_values import JSONObject
 
 if TYPE_CHECKING:
     from llmstack_server.state.kept_rows import KeptRequest
+    from llmstack_server.state.write_behind import WriteBehind
 
 Item = JSONObject
 # Not as a stream, of which a later reader takes the place of the one before.
@@ -79,18 +80,6 @@ def events_of(response_id: str, owner: str, events: Sequence[bytes] = ()) -> Str
     return record
 
 
-class StoreObserver(Protocol):
-    """An observer of the changes of a store."""
-
-    def on_change(self, stored: StoredResponse) -> None:
-        """A response was added, has further events, or has ended."""
-        ...
-
-    def on_removal(self, stored: StoredResponse) -> None:
-        """A response was removed."""
-        ...
-
-
 @dataclass(slots=True)
 class _Share:
     """The part of the store that one owner uses.
@@ -125,6 +114,9 @@ class ResponseStore:
     """Responses by id. Where it is full, the owner with most in it loses the one that ended first.
 
     So an owner that holds no more than its share of the limits loses nothing to others.
+
+    Attributes:
+        saver: Keeps later changes on a disk, where there is one.
     """
 
     def __init__(
@@ -149,7 +141,7 @@ class ResponseStore:
         self._responses: dict[str, StoredResponse] = {}
         self._shares: dict[str, _Share] = {}
         self._items = _ItemIndex()
-        self._observers: list[StoreObserver] = []
+        self.saver: WriteBehind[StoredResponse] | None = None
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -159,10 +151,6 @@ class ResponseStore:
     def is_enabled(self) -> bool:
         """Whether responses are stored at all."""
         return self._max_responses > 0
-
-    def add_observer(self, observer: StoreObserver) -> None:
-        """Adds what is notified of later changes."""
-        self._observers.append(observer)
 
     def get(self, response_id: str, owner: str) -> StoredResponse | None:
         """The response; None for an unknown, evicted or foreign id."""
@@ -213,8 +201,8 @@ class ResponseStore:
             if not share:
                 del self._shares[stored.owner]
             self._items.discard(stored.owner, (*stored.input_items, *stored.output_items))
-            for observer in self._observers:
-                observer.on_removal(stored)
+            if self.saver is not None:
+                self.saver.on_removal(stored)
         return stored
 
     def find_item(self, item_id: str, owner: str) -> Item | None:
@@ -244,8 +232,8 @@ class ResponseStore:
             if stored.is_running:
                 raise ServerOverloadedError("the store of responses is full of running ones")
             return
-        for observer in self._observers:
-            observer.on_change(stored)
+        if self.saver is not None:
+            self.saver.on_change(stored)
 
     def _make_room(self, keep: StoredResponse) -> bool:
         """Evicts others until the limits hold; False if that takes what another owner has a right to."""
