@@ -307,6 +307,8 @@ async def test_every_route_of_a_model_answers_for_the_one_that_the_query_names()
         answer = await call(server.app, method, f"{spec.path}?model=large", {} if method == "POST" else None)
         assert answer.status in (200, 400, 404, 415, 426, 501), (route, answer.status, answer.body)
         assert b"several models" not in answer.body
+    for path, status in (("/api/chat", 404), ("/v1/chat/completions", 415)):
+        assert (await call(server.app, "POST", path, b'{"model": "other"}', {"content-type": None})).status == status
     assert server.hosts["small"].num_starts == 0
 
 

@@ -50,6 +50,7 @@ HONOURED_BY = {
     "is_resumable": "test_only_resumable_routes_read_an_idempotency_key",
     "stores_answers": "test_restarts, test_persistence",
     "is_in_batches": "test_batches_take_the_declared_routes",
+    "takes_untyped": "test_bodies_are_limited_where_there_is_one",
     "errors": "test_errors_have_the_declared_form",
 }
 
@@ -81,7 +82,7 @@ def requests_to(app: Any) -> Iterator[tuple[RouteSpec, str, str]]:
             yield spec, method, spec.path.replace("{model:path}", "fake").replace("{", "").replace("}", "")
 
 
-async def ask(app: Any, method: str, path: str, body: Any = b"{}", **headers: str) -> Answer:
+async def ask(app: Any, method: str, path: str, body: Any = b"{}", **headers: str | None) -> Answer:
     # The feed of the live page never ends.
     leaves = {"disconnect_after_parts": 0} if path.endswith("/events") else {}
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -163,6 +164,8 @@ async def test_bodies_are_limited_where_there_is_one(folder: Path) -> None:
         if spec.body.media_type == "application/json":
             answer = await ask(app, method, path, b"{}" + b" " * 1000)
             assert answer.status == 413, (path, answer.body)
+            answer = await ask(app, method, path, content_type=None)
+            assert (answer.status != 415) == spec.takes_untyped, (path, answer.body)
 
 
 def not_ready(state: ServerState) -> None:

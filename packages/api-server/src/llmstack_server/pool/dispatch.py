@@ -191,7 +191,7 @@ class ModelResponse(Response):
             raise missing_parameter("model", _NO_MODEL)
         if MEDIA_TYPE in headers.get("content-type", "").lower():
             return await _read_form(receive, http.receive_timeout_s)
-        check_media_type(headers)
+        check_media_type(headers, takes_untyped=self._spec.takes_untyped)
         with self._pool.reading.place(current_client.get().tenant, 0) as add:
             # What has come counts, and not what is declared: who sends nothing keeps no room from others.
             counted, limits = _counted(receive, add), BodyLimits(http.max_body_bytes, http.receive_timeout_s)

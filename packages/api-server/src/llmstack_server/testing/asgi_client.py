@@ -40,7 +40,7 @@ async def call(
     method: str,
     path: str,
     body: Any = None,
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str | None] | None = None,
     *,
     disconnect_after_parts: int | None = None,
     disconnect_after_bytes: int | None = None,
@@ -49,7 +49,7 @@ async def call(
 ) -> Answer:
     """Calls an ASGI application without a socket; `body` is sent as JSON unless it is bytes.
 
-    `path` may end with a query.
+    `path` may end with a query. A header that is None is not sent.
 
     The client stays until the answer is complete, or disconnects after `disconnect_after_parts` parts of it, or
     after `disconnect_after_bytes` bytes, where later ones are lost. With `has_room` its connection also takes parts
@@ -61,8 +61,8 @@ async def call(
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "", "client": ("test", 1),
-        "server": ("test", 80), "headers": [(k.lower().encode(), v.encode()) for k, v in all_headers.items()],
-        "state": {},
+        "server": ("test", 80), "state": {},
+        "headers": [(k.lower().encode(), v.encode()) for k, v in all_headers.items() if v is not None],
     }  # fmt: skip
     connection = _Connection(content, disconnect_after_parts, disconnect_after_bytes, has_room)
     connection.body_comes = body_comes

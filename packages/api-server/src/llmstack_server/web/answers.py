@@ -138,7 +138,10 @@ class GenerationResponse(Response):
         """
         if body is None:
             limits = BodyLimits(self._state.config.http.max_body_bytes, self._state.config.http.receive_timeout_s)
-            body = await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding)
+            body = await read_json_object(
+                Headers(scope=scope), receive, limits, self._state.decoding,
+                takes_untyped=spec_of(scope["route"]).takes_untyped,
+            )  # fmt: skip
         if (self._state.is_updating_weights or self._state.is_paused) and _is_for_model(scope):
             raise HTTPError(closed_by_operator(self._state))  # since the body was awaited, which is not in flight
         with self._state.in_flight.track() as cut:

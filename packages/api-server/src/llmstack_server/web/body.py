@@ -13,6 +13,7 @@ from llmstack_server.web.errors import HTTPError, request_timeout, request_too_l
 from llmstack_server.web.json_body import decode_object, decoding
 from llmstack_server.web.json_pieces import PIECE_BYTES
 from llmstack_server.web.json_structure import JSONLimits
+from llmstack_server.web.routes import spec_of
 from llmstack_types.json_values import JSONObject
 
 if TYPE_CHECKING:
@@ -45,19 +46,22 @@ async def read_object(state: ServerState, request: Request) -> JSONObject:
     """The JSON object of a request, within the limits of the server; raises as `read_json_object`."""
     http = state.config.http
     limits = BodyLimits(http.max_body_bytes, http.receive_timeout_s)
-    return await read_json_object(request.headers, request.receive, limits, state.decoding)
+    takes_untyped = spec_of(request.scope["route"]).takes_untyped
+    return await read_json_object(request.headers, request.receive, limits, state.decoding, takes_untyped=takes_untyped)
 
 
 async def read_json_object(
-    headers: Mapping[str, str], receive: Receive, limits: BodyLimits, turns: Turns
+    headers: Mapping[str, str], receive: Receive, limits: BodyLimits, turns: Turns, *, takes_untyped: bool = False
 ) -> JSONObject:
     """The JSON object of a request. A large one is decoded in pieces, so that other requests wait for one piece only.
+
+    `takes_untyped`: Whether a body without a content type counts as JSON.
 
     Raises:
         HTTPError: Wrong content type, too large, too slow, too costly to decode, or not a JSON object.
         ClientDisconnected: The client has disconnected.
     """
-    check_media_type(headers)
+    check_media_type(headers, takes_untyped=takes_untyped)
     body = await read_body(headers, receive, limits)
     if len(body) <= PIECE_BYTES:  # here, since nearly every request is one of these
         return decode_object(body, JSONLimits.of_body(limits.max_bytes))
@@ -78,9 +82,14 @@ async def decode_body(body: bytes | bytearray, max_bytes: int, turns: Turns) -> 
         return document.value
 
 
-def check_media_type(headers: Mapping[str, str]) -> None:
-    """Raises HTTPError 415 unless the body is JSON, not compressed, in UTF-8."""
-    media_type, _, parameters = headers.get("content-type", "").partition(";")
+def check_media_type(headers: Mapping[str, str], *, takes_untyped: bool = False) -> None:
+    """Raises HTTPError 415 unless the body is JSON, not compressed, in UTF-8.
+
+    `takes_untyped`: Whether it is JSON where no type is named. A browser sends nothing like it for a foreign page that
+    the server would take: it names the page.
+    """
+    given = headers.get("content-type", "application/json" if takes_untyped else "")
+    media_type, _, parameters = given.partition(";")
     media_type = media_type.strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")

@@ -82,6 +82,7 @@ class RouteSpec:
         is_resumable: Whether it takes `Idempotency-Key`, and its streams can be resumed.
         stores_answers: Whether its answers have a store of their own, which outlives the server.
         is_in_batches: Whether batches may name it.
+        takes_untyped: Whether a body without a content type counts as JSON.
         errors: The form of its errors.
     """
 
@@ -103,6 +104,7 @@ class RouteSpec:
     is_resumable: bool = False
     stores_answers: bool = False
     is_in_batches: bool = False
+    takes_untyped: bool = False
     errors: ErrorForm = OPENAI_ERRORS
 
 

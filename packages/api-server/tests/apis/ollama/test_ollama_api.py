@@ -188,6 +188,19 @@ async def test_an_error_is_a_text_on_routes_that_are_not_there(app: Any, method:
     assert (answer.status, is_text) == (status, path != "/api")
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(CHAT, {"messages": HELLO}), (GENERATE, {"prompt": "x"}), ("/api/embed", {"input": "x"}), ("/api/show", {})],
+)
+async def test_a_body_without_a_content_type_is_json(app: Any, path: str, fields: dict[str, Any]) -> None:
+    body = json.dumps({"model": "fake", **fields}).encode()
+    assert (await call(app, "POST", path, body, {"content-type": None})).status == 200
+    assert (await call(app, "POST", path, body, {"content-type": "text/plain"})).status == 415
+    foreign = {"content-type": None, "origin": "http://elsewhere.example"}
+    assert (await call(app, "POST", path, body, foreign)).status == 403
+    assert (await call(app, "POST", "/v1/chat/completions", body, {"content-type": None})).status == 415
+
+
 async def test_an_error_after_the_start_is_the_last_line(app: Any, engine: FakeEngineClient) -> None:
     engine.error, engine.num_tokens_before_error = RequestFailedError("the request failed"), 3
     *parts, last = lines_of(await post(app, CHAT, messages=HELLO, options=SEVEN))

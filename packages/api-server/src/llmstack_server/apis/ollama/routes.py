@@ -53,7 +53,7 @@ def _add_generation_routes(router: Router, state: ServerState) -> None:
     ):
         spec = RouteSpec(
             "POST", path, answer, body=body, tag=_TAG, errors=OLLAMA_ERRORS,
-            streams=True, stream_type=LINES, waits=True,
+            streams=True, stream_type=LINES, waits=True, takes_untyped=True,
         )  # fmt: skip
         router.declare(spec, summary)(endpoint(state, prepare))
 
@@ -65,7 +65,9 @@ def _add_embedding_routes(router: Router, state: ServerState) -> None:
         ("/api/embed", OllamaEmbeddings, texts, prepare_embed, "A vector for each of one or several texts"),
         ("/api/embeddings", OllamaEmbedding, text, prepare_older_embed, "A vector for one text"),
     ):
-        spec = RouteSpec("POST", path, answer, body=body, tag=_TAG, errors=OLLAMA_ERRORS, waits=True)
+        spec = RouteSpec(
+            "POST", path, answer, body=body, tag=_TAG, errors=OLLAMA_ERRORS, waits=True, takes_untyped=True
+        )
         router.declare(spec, summary)(endpoint(state, prepare))
 
 
@@ -92,7 +94,7 @@ def _add_model_routes(router: Router, state: ServerState) -> None:
         return JSONResponse({"version": COMPATIBLE_VERSION})
 
     @router.declare(RouteSpec(
-        "POST", "/api/show", OllamaShownModel, tag=_TAG, needs=Needs.NOTHING, errors=OLLAMA_ERRORS,
+        "POST", "/api/show", OllamaShownModel, tag=_TAG, needs=Needs.NOTHING, errors=OLLAMA_ERRORS, takes_untyped=True,
         body=RequestBody(ShowRequest, one_of=({"model": ANY}, {"name": ANY}), has_ranges=False),
     ))  # fmt: skip
     async def show(request: Request) -> Response:
