@@ -201,6 +201,13 @@ def alone(
     return environment_of(wheels[request.param], wheels, tmp_path_factory.mktemp("environment"))
 
 
+def test_what_changes_kernels_stays_out_of_the_wheel(wheels: dict[str, Wheel]) -> None:
+    with zipfile.ZipFile(wheels["kernels"].path) as archive:
+        folders = {name.split("/")[1] for name in archive.namelist()}
+    assert "linear" in folders
+    assert "ahead_of_time" not in folders
+
+
 def test_its_wheel_carries_its_types_and_nothing_but_its_package(alone: Environment) -> None:
     with zipfile.ZipFile(alone.wheel.path) as archive:
         names = archive.namelist()
