@@ -79,6 +79,7 @@ PLAN: tuple[PlannedRow, ...] = (
     _kernel("start of a kernel by the host", "us", "Triton's own start", 200),
     _kernel("sampling, 256 x 128k", "us", "reading the logits once", 100 / 3),
     *(_kernel(f"deterministic linears 8B bf16, M = {rows}, beside cuBLAS", "us", "cuBLAS", 95) for rows in (1, 8, 64)),
+    _kernel("8B up int8_dynamic, M = 2048, beside cuBLAS bf16", "us", "cuBLAS", 130),
     *(
         PlannedRow("engine", f"{model} tokens that differ without graphs and run-ahead", "differing", limit=0)
         for model in ("1B", "GPT-2")

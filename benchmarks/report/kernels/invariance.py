@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from llmstack_kernels.linear import QUANTIZATIONS, linear, pack_linear
+from llmstack_kernels.linear import INT8_DYNAMIC, QUANTIZATIONS, linear, pack_linear
 from llmstack_kernels.rms_norm import fused_add_rms_norm
 from llmstack_kernels.sample_tokens import SamplingState, sample_tokens
 from report.bench import Bench
@@ -47,7 +47,7 @@ def checks(bench: Bench) -> Iterator[tuple[str, Check]]:
         yield f"chunked prefill attention {shape.name}", partial(_chunks, shape=shape)
     yield "decode attention 8B, fp8 KV", partial(_decode, shape=LLAMA_8B, kv_dtype=torch.float8_e4m3fn)
     for layer in layers(LLAMA_8B)[:-1]:
-        for scheme in (None, *QUANTIZATIONS):
+        for scheme in (None, *QUANTIZATIONS, INT8_DYNAMIC):
             size = bench.pick((layer.out_features, layer.in_features), (48, 128))
             yield f"{layer.title} {scheme or 'bf16'}", partial(_linear, size=size, scheme=scheme)
     yield "add + RMSNorm", _norm

@@ -8,13 +8,14 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear import QUANTIZATIONS, bits_per_weight, linear, pack_linear
+from llmstack_kernels.linear import INT8_DYNAMIC, QUANTIZATIONS, bits_per_weight, linear, pack_linear
 from report.bench import Bench
 from report.floors import GPT2, LLAMA_1B, LLAMA_8B, ModelShape
 from report.rows import Row
 from report.timing import Timing, num_copies, time_calls
 
 NUM_ROWS = (1, 8, 64, 256)
+PROMPT_ROWS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,27 @@ def run(bench: Bench) -> None:
 
 
 def run_quantized(bench: Bench) -> None:
-    """8B in every format that can be packed, then 1B."""
+    """A prompt's product of integers; 8B in every format that can be packed, then 1B."""
+    up = layers(LLAMA_8B)[2]
+    title = f"8B up int8_dynamic, M = {PROMPT_ROWS}, beside cuBLAS bf16"
+    bench.attempt(title, "us", partial(_measure_integers, bench, up, title))
     for shape in bench.pick((LLAMA_8B, LLAMA_1B), (LLAMA_8B,)):
-        for scheme in QUANTIZATIONS:
+        for scheme in (*QUANTIZATIONS, INT8_DYNAMIC):
             for layer in layers(shape)[: bench.pick(-1, 1)]:
                 if bench.has_time(3):
                     title = f"{layer.title} {scheme}"
                     bench.attempt(title, "GB/s", partial(_measure_quantized, bench, layer, scheme))
+
+
+def _measure_integers(bench: Bench, layer: Layer, title: str) -> Row:
+    """Rounding of the rows and their product, with all that is read and written for it."""
+    weight = make_weight(bench, layer)
+    packed, x = pack_linear(weight, None, INT8_DYNAMIC), make_inputs(bench, PROMPT_ROWS, weight.shape[1])
+    ours = time_calls(bench, [partial(linear, x, packed)], is_headline=True)
+    peer = time_calls(bench, [partial(F.linear, x, weight)], is_headline=True)
+    flops = 2 * x.shape[0] * weight.numel()
+    note = f"{flops / ours.median_s / 1e12:.0f} trillion operations/s"
+    return Row(title, "us", 1e6 * ours.median_s, 1e6 * peer.median_s, ours.spread, note)
 
 
 def make_weight(bench: Bench, layer: Layer) -> torch.Tensor:

@@ -112,9 +112,10 @@ def test_rounded_inputs_stay_close_to_the_model_and_say_what_they_are(tmp_path: 
     assert (described == INT8_DYNAMIC) == computes_quantized(torch.float32, "cpu", INT8_DYNAMIC)
 
 
-def test_rounded_inputs_are_refused_on_a_gpu() -> None:
-    with pytest.raises(ValueError, match="int8_dynamic is computed on CPUs only"):
-        scheme_on(torch.device("cuda"), INT8_DYNAMIC, INT8_DYNAMIC)
+def test_inputs_that_are_rounded_in_groups_are_refused_on_a_gpu() -> None:
+    with pytest.raises(ValueError, match="int4_dynamic is computed on CPUs only"):
+        scheme_on(torch.device("cuda"), INT4_DYNAMIC, INT4_DYNAMIC)
+    assert scheme_on(torch.device("cuda"), INT8_DYNAMIC, INT8_DYNAMIC) == INT8_DYNAMIC
     assert scheme_on(torch.device("cuda"), INT4_DYNAMIC, None) is None  # the default of a GGUF file
 
 

@@ -23,6 +23,7 @@ from llmstack_kernels.grouped_linear.row_groups import RowGroups
 from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.linear import BlockWeight, quantize
 from llmstack_kernels.linear.configurations import Configuration, Tile, choose, choose_tile
+from llmstack_kernels.linear.dynamic import INT8_DYNAMIC
 from llmstack_kernels.linear.epilogue import activate_or_gate, tile_outputs
 from llmstack_kernels.linear.packed_formats import pack_chunks, pack_stored_chunks
 from llmstack_kernels.linear.product import tile_product
@@ -249,7 +250,13 @@ class TritonExperts:
 def pack_experts(
     weights: torch.Tensor, quantization: str | None = None, is_batch_invariant: bool = False
 ) -> TritonExperts:
-    """Keep the weights, or round and pack them; batch-invariant always."""
+    """Keep the weights, or round and pack them; batch-invariant always.
+
+    Raises:
+        ValueError: The kernels of experts do not round inputs.
+    """
+    if quantization == INT8_DYNAMIC:
+        raise ValueError(f"{INT8_DYNAMIC} is not computed for experts on a GPU; int8 rounds their weights alone.")
     shape = (weights.shape[0], weights.shape[1], weights.shape[2])
     if quantization is None:
         return TritonExperts(shape, weights.contiguous(), None, "plain")

@@ -23,6 +23,7 @@ from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.linear.composed import OrderedLinear
 from llmstack_kernels.linear.configurations import CHUNK_SIZES, MAX_SPLIT_ROWS, Configuration, choose, choose_tile
+from llmstack_kernels.linear.dynamic import INT8_DYNAMIC
 from llmstack_kernels.linear.epilogue import store_outputs, tile_outputs
 from llmstack_kernels.linear.packed_formats import pack_chunks, pack_stored_chunks
 from llmstack_kernels.linear.packed_weight import SizedLinear
@@ -30,6 +31,7 @@ from llmstack_kernels.linear.product import prefetch, tile_product
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, quantize
 from llmstack_kernels.linear.reference import GATES, PlainLinear, finish
 from llmstack_kernels.linear.stored_weight import StoredWeight
+from llmstack_kernels.linear.triton_dynamic import pack_dynamic_linear
 from llmstack_kernels.linear.widening import numbers_of_word, unpack_chunk
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "STORED_DTYPES",
     "TritonLinear",
     "check_rows_independent",
+    "pack_dynamic_linear",
     "pack_linear",
     "pack_quantized_linear",
     "pack_stored_linear",
@@ -44,7 +47,7 @@ __all__ = [
 ]
 
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
-QUANTIZED_DTYPES = dict.fromkeys(QUANTIZATIONS, _HALF_DTYPES)
+QUANTIZED_DTYPES = dict.fromkeys(QUANTIZATIONS, _HALF_DTYPES) | {INT8_DYNAMIC: (torch.float32, *_HALF_DTYPES)}
 STORED_DTYPES = dict.fromkeys(("int8", "int4", "fp8"), _HALF_DTYPES)
 
 _MAX_STREAMED_ROWS = 64

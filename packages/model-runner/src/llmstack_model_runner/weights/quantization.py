@@ -56,8 +56,10 @@ def scheme_on(device: torch.device, scheme: str | None, option: str | None) -> s
     Raises:
         ValueError: The device does not compute the scheme that `option` names.
     """
-    if device.type == "cpu" or scheme not in _DYNAMIC:
+    if device.type == "cpu" or scheme != INT4_DYNAMIC:
         return scheme
     if option == scheme:
-        raise ValueError(f"quantization {scheme} is computed on CPUs only; int8, int4 and fp8 run on a GPU.")
+        raise ValueError(
+            f"quantization {scheme} is computed on CPUs only; int8_dynamic, int8, int4 and fp8 run on a GPU."
+        )
     return None

@@ -9,9 +9,11 @@ import torch
 
 from llmstack_kernels.ahead_of_time.case import Claim, CompileCase, meta_tensor
 from llmstack_kernels.grouped_linear import triton as grouped_linear
+from llmstack_kernels.linear.dynamic import DynamicWeight
 from llmstack_kernels.linear.packed_formats import pack_chunks
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, empty_quantized
 from llmstack_kernels.linear.triton import TritonLinear
+from llmstack_kernels.linear.triton_dynamic import TritonDynamicLinear
 from llmstack_kernels.low_rank import triton as low_rank
 from llmstack_kernels.low_rank.slots import LowRankSlots
 
@@ -52,6 +54,7 @@ def _linear_cases() -> Iterator[CompileCase]:
         yield from (_case("8b_down", stored, num_rows) for num_rows in (1, 64))
         widen = _layer("8b_qkv", stored, torch.bfloat16).widen
         yield CompileCase(f"widen_8b_qkv_{stored}_bf16", widen, is_sample=False)
+    yield from (_dynamic_case(*sizes) for sizes in (("8b_qkv", 1), ("8b_down", 64), ("8b_gate_up", 2048)))
     yield _case("gpt2_up", "plain", 8, torch.float16)
     for num_rows in (1, 1000):
         yield _case("gpt2_up", "plain", num_rows, torch.float32)
@@ -73,6 +76,17 @@ def _case(
     min_arch = 90 if (name, weight_format, num_rows) in spills else 80
     claims = _LINEAR_FLOAT32_CLAIMS if dtype == torch.float32 else _LINEAR_CLAIMS
     return CompileCase(f"{name}_{weight_format}_{num_rows}_rows_{suffix}", call, is_sample, claims, min_arch)
+
+
+def _dynamic_case(name: str, num_rows: int) -> CompileCase:
+    in_features, out_features, follows = _LAYERS[name]
+    weight = torch.empty(out_features, in_features, dtype=torch.int8, device="meta")
+    packed = TritonDynamicLinear(DynamicWeight(weight, torch.empty(out_features, device="meta")), None)
+    x, residual = meta_tensor(num_rows, in_features), meta_tensor(num_rows, out_features)
+    call = partial(packed, x, "none", residual) if follows == "residual" else partial(packed, x, follows)
+    # Warp groups multiply integers on 9.0 from 17 rows on; the compiler has nothing for them on 10.0.
+    claims: dict[str, tuple[Claim, ...]] = dict.fromkeys(("_round_rows_kernel", "_dynamic_linear_kernel"), ("pdl",))
+    return CompileCase(f"{name}_int8_dynamic_{num_rows}_rows_bf16", call, num_rows == 64, claims)
 
 
 def _layer(name: str, weight_format: str, dtype: torch.dtype) -> TritonLinear:
