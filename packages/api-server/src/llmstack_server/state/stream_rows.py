@@ -22,24 +22,21 @@ class StreamRow:
     """One answer of an earlier server.
 
     Attributes:
-        num_parts: The parts that readers may have.
-        parts: All of them, of an answer that has ended.
+        answer: The answer; its `num_parts` are those that readers may have.
+        request, source: Those of the answer.
         written: What the database has of it.
     """
 
-    id: str
-    owner: str
-    digest: str
-    key: str | None
-    keep_s: float
+    answer: KeptAnswer
     request: KeptRequest
-    head: Head | None
-    is_over: bool
     source: AnswerSource
-    num_parts: int
-    parts: Sequence[bytes]
+    head: Head | None
     written: Written
-    written_at: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.answer.ended_at is not None
 
 
 def open_rows(folder: Path, secret: bytes, index: int, count: int) -> KeptRows:
@@ -49,7 +46,7 @@ def open_rows(folder: Path, secret: bytes, index: int, count: int) -> KeptRows:
 
 def load_streams(rows: KeptRows, index: int, count: int) -> list[StreamRow]:
     """The answers of the process `index` of `count`; raises ServeError."""
-    return [row for row in rows.load(decoded_stream) if int(row.id, 16) % count == index]
+    return [row for row in rows.load(decoded_stream) if int(row.answer.id, 16) % count == index]
 
 
 def facts_of(record: StreamRecord) -> JSONObject:
@@ -67,14 +64,11 @@ def decoded_stream(answer: KeptAnswer) -> StreamRow:
     if request is None or not is_typed:
         raise TypeError("a fact has another type")
     is_over = answer.ended_at is not None
-    num_parts, source = answer.num_parts, answer.source or AnswerSource()
-    written = Written(num_parts, source.num_bytes, len(answer.parts) if is_over else 0, len(source.values))
+    source = answer.source or AnswerSource()
+    written = Written(answer.num_parts, source.num_bytes, len(answer.parts), len(source.values))
     if not is_over and (head is None or not head.is_stream):  # a whole answer, which is generated again
-        num_parts, source, written = 0, AnswerSource(), Written(-1)
-    return StreamRow(
-        answer.id, answer.owner, facts["digest"], facts["key"], facts["keep_s"], request, head, is_over, source,
-        num_parts, answer.parts if is_over else (), written, answer.written_at,
-    )  # fmt: skip
+        answer.num_parts, source, written = 0, AnswerSource(), Written(-1)
+    return StreamRow(answer, request, source, head, written)
 
 
 def _encoded_head(head: Head) -> list[object]:

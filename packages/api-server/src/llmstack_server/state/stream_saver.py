@@ -50,7 +50,7 @@ class StreamSaver(WriteBehind[StreamRecord]):
         self._written[record.id] = row.written
         self._add(record, row.request, row.source)
         row.source.note_written(row.written.num_values, row.written.num_cut_bytes)
-        record.reveal(row.num_parts)
+        record.reveal(row.answer.num_parts)
 
     def delete(self, stream_id: str) -> None:
         """An answer in the database is not restored; its rows go."""

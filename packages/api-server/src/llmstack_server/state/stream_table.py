@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from llmstack_server.state.packed_parts import MAX_FRESH_BYTES
@@ -41,6 +41,7 @@ class StreamTable:
         self._id_to_record: dict[str, StreamRecord] = {}
         self._key_to_record: dict[str, StreamRecord] = {}
         self._finished: dict[str, StreamRecord] = {}
+        self._owner_to_finished: defaultdict[str, dict[str, StreamRecord]] = defaultdict(dict)
         self._id_to_bytes: dict[str, int] = {}
         self._id_to_timer: dict[str, asyncio.TimerHandle] = {}
         self._unpacked: dict[str, StreamRecord] = {}
@@ -67,10 +68,10 @@ class StreamTable:
 
     def _make_room(self, owner: str) -> bool:
         while self._num_of_owner[owner] >= MAX_PER_OWNER:
-            if not self._evict_finished(owner):
+            if not self._evict(self._owner_to_finished[owner]):
                 return False
         while self.num_bytes + RECORD_OVERHEAD > MAX_BYTES:
-            if not self._pack_first() and not self._evict_finished():
+            if not self._pack_first() and not self._evict(self._finished):
                 return False
         return True
 
@@ -105,10 +106,11 @@ class StreamTable:
         if record.key is not None and self._key_to_record.get(record.key) is record:
             del self._key_to_record[record.key]
         self._finished.pop(record.id, None)
+        self._owner_to_finished[record.owner].pop(record.id, None)
         self._unpacked.pop(record.id, None)
         self._num_of_owner[record.owner] -= 1
         if not self._num_of_owner[record.owner]:
-            del self._num_of_owner[record.owner]
+            del self._num_of_owner[record.owner], self._owner_to_finished[record.owner]
         self.num_bytes -= self._id_to_bytes.pop(record.id)
         self._stop_timer(record)
         record.is_resumable = False
@@ -124,6 +126,7 @@ class StreamTable:
     def note_finished(self, record: StreamRecord) -> None:
         """Lets a newer record take the place of this one, which is complete. Idempotent."""
         self._finished.setdefault(record.id, record)
+        self._owner_to_finished[record.owner].setdefault(record.id, record)
 
     def _on_change(self, record: StreamRecord) -> None:
         """The state, the readers or the parts of a record have changed."""
@@ -147,7 +150,7 @@ class StreamTable:
         while (is_too_large := self._count_bytes(record) > MAX_STREAM_BYTES) or self.num_bytes > MAX_BYTES:
             if self._pack(record) if is_too_large else self._pack_first():
                 continue
-            if is_too_large or not self._evict_finished():
+            if is_too_large or not self._evict(self._finished):
                 self.remove(record)
                 return
 
@@ -172,9 +175,9 @@ class StreamTable:
         self._count_bytes(record)
         return True
 
-    def _evict_finished(self, owner: str | None = None) -> bool:
-        """Removes the oldest finished record, of any owner or of one; False where there is none."""
-        found = next((one for one in self._finished.values() if owner in (None, one.owner)), None)
+    def _evict(self, finished: Mapping[str, StreamRecord]) -> bool:
+        """Removes the oldest of these finished records; False where there is none."""
+        found = next(iter(finished.values()), None)
         if found is not None:
             self.remove(found)
         return found is not None

@@ -63,14 +63,15 @@ class SavedStreams:
         rows, self._rows = self._rows, []
         table = self._state.streams.table
         for row in rows:
-            record = table.restore(row.id, row.owner, row.digest, row.keep_s, row.key)
+            answer, facts = row.answer, row.answer.facts
+            record = table.restore(answer.id, answer.owner, facts["digest"], facts["keep_s"], facts["key"])
             if record is None:
                 logger.error("a saved stream cannot go on: there are too many")
-                self._saver.delete(row.id)
+                self._saver.delete(answer.id)
                 continue
             record.settled.set_result(table.index)
             if row.head is not None and (row.is_over or row.head.is_stream):
-                record.restore(row.head, row.parts, row.num_parts)
+                record.restore(row.head, answer.parts, answer.num_parts)
             self._saver.restore(record, row)
             if row.is_over:
                 record.is_over = True
@@ -114,7 +115,7 @@ class SavedStreams:
         async def run(client: Client) -> bool:
             return record.abandoned.is_set() or not await self._is_refused(record, row, client)
 
-        await resume(self._state, record.id, row.owner, row.request, count, run, partial(self._end, record, row))
+        await resume(self._state, record.id, record.owner, row.request, count, run, partial(self._end, record, row))
 
     async def _is_refused(self, record: StreamRecord, row: StreamRow, client: Client) -> bool:
         """Runs the request to its end, unless the server is too busy for it now."""
@@ -140,7 +141,7 @@ class SavedStreams:
             raise OtherTextError
         if recorder.status in RETRIED_STATUSES or await recorder.leave():
             return True
-        if recorder.status >= 400 or record.num_parts < row.num_parts:
+        if recorder.status >= 400 or record.num_parts < row.answer.num_parts:
             logger.error("the second run of a saved stream was answered with %d", recorder.status)
             raise OtherTextError
         recorder.finish()
@@ -150,7 +151,7 @@ class SavedStreams:
         """Ends an answer with an error, after what its readers may have seen; nothing else is remembered."""
         logger.error("a saved stream cannot go on: %s", answer.message)
         self._saver.on_removal(record)
-        if not row.num_parts:
+        if not row.answer.num_parts:
             self._state.streams.table.remove(record)
         record.fail(dataclasses.asdict(answer))
 
@@ -190,7 +191,7 @@ class _SecondRecorder(Recorder):
             super().finish()
 
     def _is_whole(self) -> bool:
-        return not self._row.source.is_other and self._record.num_parts >= self._row.num_parts
+        return not self._row.source.is_other and self._record.num_parts >= self._row.answer.num_parts
 
 
 def open_saved_streams(state: ServerState) -> None:
@@ -211,9 +212,9 @@ def open_saved_streams(state: ServerState) -> None:
     saver = StreamSaver(rows)
     streams, oldest = load_streams(rows, table.index, table.count), time.time() - MAX_DOWNTIME_S
     for row in streams:
-        if row.written_at <= oldest:
-            saver.delete(row.id)
-    recent = [row for row in streams if row.written_at > oldest]
+        if row.answer.written_at <= oldest:
+            saver.delete(row.answer.id)
+    recent = [row for row in streams if row.answer.written_at > oldest]
     saved = SavedStreams(state, saver, recent)
     state.num_left_answers += sum(not row.is_over for row in recent)
     table.saver = saver
