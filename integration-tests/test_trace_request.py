@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # The most that a path may have, as functions and calls: what it has, and a margin for what differs between passes.
 LIMITS = {"api": (243, 612), "engine-core": (119, 150), "engine-core-eager": (165, 410)}
+MAX_STATIONS = 88
 
 
 def trace(*arguments: str) -> str:
@@ -30,6 +31,12 @@ def test_a_path_stays_within_its_limits(figures: dict[str, Any], path: str) -> N
     max_functions, max_calls = LIMITS[path]
     assert 0 < figures[path]["functions"] <= max_functions
     assert figures[path]["functions"] <= figures[path]["calls"] <= max_calls
+
+
+def test_stations_are_fewer_than_the_files_of_a_way(figures: dict[str, Any]) -> None:
+    for path in LIMITS:
+        assert 0 < figures[path]["stations"] < figures[path]["files"]
+    assert figures["api"]["stations"] + figures["engine-core"]["stations"] <= MAX_STATIONS
 
 
 def test_the_walk_has_every_function_once_below_its_caller(figures: dict[str, Any]) -> None:

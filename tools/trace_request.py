@@ -10,6 +10,8 @@ Two paths are measured, each in the steady state, after warm-up requests:
 
 The figures are those of the median pass by functions: in others a block fills or two tokens come together. What runs by
 the clock a few times per second, whether or not there is a request, is left out (`PERIODIC`).
+A station is a file that passes a request on, since one of its functions calls one of another file. In the API process
+they count from the first call of a function of `apis/` on, the route; in the engine core from the loop on.
 Counted by `sys.setprofile`: functions of files under `packages/*/src`, without those whose names are in angle brackets
 (lambdas, comprehensions). A resumption of a generator or coroutine is a call.
 """
@@ -47,30 +49,38 @@ WAIT_S = 0.05
 # The first steps of a row prefill it and capture the graph of one row.
 NUM_FIRST_STEPS = 5
 NUM_STEPS = 9
+ROUTES = f"{os.sep}apis{os.sep}"
 PERIODIC = frozenset({"Server._accept", "Server._watch_engine", "AsyncMPClient._check_process"})
 
 
 @dataclass
 class Trace:
-    """The calls of one pass, in order of their first call."""
+    """The calls of one pass, in order of their first call.
 
+    Attributes:
+        begin: Part of the path of the file that the stations begin with.
+    """
+
+    begin: str = ""
     first_calls: dict[CodeType, int] = field(default_factory=dict)
+    stations: set[str] = field(default_factory=set)
     num_calls: int = 0
+    _has_begun: bool = False
 
     def add(self, frame: FrameType) -> None:
         """Counts a call; of the first one of a function the depth is kept."""
         self.num_calls += 1
-        if frame.f_code not in self.first_calls:
-            self.first_calls[frame.f_code] = _depth(frame)
-
-    @property
-    def files(self) -> set[str]:
-        """The distinct files, by path."""
-        return {code.co_filename for code in self.first_calls}
+        path, callers = frame.f_code.co_filename, _callers(frame)
+        self.first_calls.setdefault(frame.f_code, len(callers))
+        self._has_begun = self._has_begun or self.begin in path
+        if self._has_begun and callers and callers[0].co_filename != path:
+            self.stations.add(callers[0].co_filename)
 
     def figures(self) -> dict[str, int]:
-        """Distinct functions, distinct files and calls."""
-        return {"functions": len(self.first_calls), "files": len(self.files), "calls": self.num_calls}
+        """Distinct functions, distinct files, stations and calls."""
+        files = {code.co_filename for code in self.first_calls}
+        counts = {"functions": len(self.first_calls), "files": len(files), "stations": len(self.stations)}
+        return {**counts, "calls": self.num_calls}
 
     def walk(self) -> list[str]:
         """The functions, each once, indented below their caller."""
@@ -115,12 +125,14 @@ def _is_periodic(frame: FrameType | None) -> bool:
     return False
 
 
-def _depth(frame: FrameType) -> int:
-    depth, caller = 0, frame.f_back
+def _callers(frame: FrameType) -> list[CodeType]:
+    """The functions of this repository that the call stands in, the innermost first."""
+    found, caller = [], frame.f_back
     while caller is not None:
-        depth += _is_ours(caller.f_code)
+        if _is_ours(caller.f_code):
+            found.append(caller.f_code)
         caller = caller.f_back
-    return depth
+    return found
 
 
 def _module(code: CodeType) -> str:
@@ -166,7 +178,7 @@ class _ChatClient(threading.Thread):
             for _ in range(NUM_WARM_UPS):
                 self._chat(connection)
             for _ in range(NUM_REQUESTS):
-                self._profile.trace = Trace()
+                self._profile.trace = Trace(ROUTES)
                 self._chat(connection)
                 self.traces.append(self._profile.trace)
                 self._profile.trace = None
