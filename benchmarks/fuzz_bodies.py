@@ -104,6 +104,7 @@ ROUTES |= {
         "model": "fake", "messages": [MESSAGES, MESSAGES], "max_completion_tokens": 4, "temperature": 0, "seed": 1,
     },
     "/v1/estimate": {"model": "fake", "prompt_tokens": 5, "deadline_ms": 100_000},
+    "/v1/responses/compact": {"model": "fake", "input": "Hello", "instructions": "Be kind"},
     "/v1/responses/input_tokens": {"model": "fake", "input": "Hello", "instructions": "Be kind", "tools": []},
     "/v2/embed": {
         "model": "fake", "texts": ["a", "b"], "input_type": "classification", "embedding_types": ["float", "base64"],

@@ -53,7 +53,7 @@ MESSAGES = bodies(
 
 @given(RESPONSES)
 async def test_responses_answer_or_refuse(responses_app: Any, body: dict[str, Any]):
-    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+    for path in ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"):
         answer = await call(responses_app, "POST", path, body)
         assert answer.status in (200, 400, 404), answer.body
         assert answer.status == 200 or answer.json()["error"]["type"] == "invalid_request_error"

@@ -78,6 +78,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
         "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
     }),
     ("/v1/responses/input_tokens", {"input": "Hello"}),
+    ("/v1/responses/compact", {"input": "Hello"}),
     ("/v1/messages", {**CHAT, "model": "fake"}),
     ("/v1/messages", {**CHAT, "model": "fake", "stop_sequences": ["l"]}),
     ("/v1/messages/count_tokens", {**CHAT, "model": "fake"}),

@@ -7,8 +7,14 @@ from contextlib import aclosing
 from functools import partial
 
 from llmstack_llm import RequestOutput
+from llmstack_server.apis.responses.compaction import CompactionAnswer
 from llmstack_server.apis.responses.local import LocalResponses
-from llmstack_server.apis.responses.prepare import PreparedResponse, count_input_tokens, prepare_response
+from llmstack_server.apis.responses.prepare import (
+    PreparedResponse,
+    count_input_tokens,
+    prepare_compaction,
+    prepare_response,
+)
 from llmstack_server.apis.responses.run import NumberedEvent
 from llmstack_server.apis.responses.shared import SharedResponses
 from llmstack_server.apis.responses.store import StoredItem, StoredResponse, encode
@@ -31,6 +37,10 @@ class ResponsesService:
         if prepared.fields.background:
             return BackgroundAnswer(self._responses, prepared)
         return ResponseAnswer(self._responses.local, prepared)
+
+    async def prepare_compaction(self, state: ServerState, body: dict[str, object]) -> CompactionAnswer:
+        """Submits a conversation to be summarized; raises InvalidRequestError."""
+        return await prepare_compaction(state, self._responses, body)
 
     async def prepare_count(self, state: ServerState, body: dict[str, object]) -> CountAnswer:
         """Prepares a count of the input tokens of a body; raises InvalidRequestError."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from llmstack_llm import request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.media.parts import MediaPart, read_part
+from llmstack_server.apis.responses.compaction import KIND, message_of
 from llmstack_server.apis.responses.custom_tools import INPUT
 from llmstack_server.apis.responses.store import Item
 from llmstack_server.chat.turns import PARTS_JOINT, Content, TurnBuilder, content_of, required_text
@@ -23,10 +24,11 @@ ROLES = ("user", "assistant", "system", "developer")
 _STATUSES = ("in_progress", "completed", "incomplete")
 _ID_PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
-    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "compaction": "cmp",
 }  # fmt: skip
 _TEXT_PARTS = words_of(TextPartType)
 _SOUND = "input_audio"
+_SUMMARY = "encrypted_content"
 _IMAGES: frozenset[MediaKind] = frozenset({"image"})
 _SOUNDS: frozenset[MediaKind] = frozenset({"audio"})
 
@@ -139,6 +141,13 @@ def _read_reasoning(param: str, item: Item) -> Item:
         texts = _texts(f"{param}.{field}", item.get(field) or [], kinds=(kind,))
         found |= {field: [{"type": kind, "text": text} for text in texts]}
     return _with_id(found, item)
+
+
+def _read_compaction(param: str, item: Item) -> Item:
+    content = required_text(param, item, _SUMMARY)
+    if message_of(content) is None:
+        raise request_errors.invalid_value(f"{param}.{_SUMMARY}", "it is no summary of this server")
+    return _with_id({"type": KIND, _SUMMARY: content}, item)
 
 
 def _with_id(found: Item, given: Item) -> Item:
@@ -255,6 +264,10 @@ def _add_reasoning(turns: TurnBuilder, item: Mapping[str, JSONValue], param: str
         turns.think(text)
 
 
+def _add_compaction(turns: TurnBuilder, item: Mapping[str, JSONValue], param: str) -> None:
+    turns.say("user", message_of(item[_SUMMARY]) or "")
+
+
 _READERS: Mapping[str, Callable[[str, Item], Item]] = {
     "message": _read_message,
     "function_call": _read_call,
@@ -262,6 +275,7 @@ _READERS: Mapping[str, Callable[[str, Item], Item]] = {
     "custom_tool_call": _read_custom_call,
     "custom_tool_call_output": _read_call_output,
     "reasoning": _read_reasoning,
+    KIND: _read_compaction,
 }
 _ADDERS: Mapping[str, Callable[[TurnBuilder, Mapping[str, JSONValue], str], None]] = {
     "message": _add_message,
@@ -270,4 +284,5 @@ _ADDERS: Mapping[str, Callable[[TurnBuilder, Mapping[str, JSONValue], str], None
     "custom_tool_call": _add_custom_call,
     "custom_tool_call_output": _add_call_output,
     "reasoning": _add_reasoning,
+    KIND: _add_compaction,
 }

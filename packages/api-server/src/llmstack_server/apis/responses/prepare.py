@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Final
 from llmstack_llm import GivenSampling, request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_llm.admission.seeds import draw_seeds_from
+from llmstack_server.apis.responses.compaction import INSTRUCTIONS, KIND, MAX_TOKENS, CompactionAnswer
 from llmstack_server.apis.responses.custom_tools import demanded_grammar
-from llmstack_server.apis.responses.input_items import adding, new_response_id, read_items, turns_after
+from llmstack_server.apis.responses.input_items import adding, new_item_id, new_response_id, read_items, turns_after
 from llmstack_server.apis.responses.local import NOT_FOUND, response_not_found
 from llmstack_server.apis.responses.objects import ResponseObject
 from llmstack_server.apis.responses.protocol import (
+    OF_COMPACTION,
     UNSUPPORTED,
     ResponseRequest,
     check_include,
@@ -143,15 +145,38 @@ async def count_input_tokens(state: ServerState, responses: SharedResponses, bod
     return len(rendered.token_ids)
 
 
-async def _read(
+async def prepare_compaction(
     state: ServerState, responses: SharedResponses, body: dict[str, object]
+) -> CompactionAnswer:
+    """Submits a conversation together with the request to summarize it; raises as `prepare_response`.
+
+    Of a conversation that does not fit with its summary the oldest turns are left out.
+    """
+    for name in sorted((ResponseRequest.model_fields.keys() & body.keys()) - OF_COMPACTION):
+        if body[name] is not None:
+            raise request_errors.unsupported_parameter(name, "a compaction has no such field")
+    fields, items = await _read(state, responses, body, needs_input=False)
+    max_tokens = min(MAX_TOKENS, state.engine.limits.max_model_len // 4)
+    fields = fields.model_copy(update={"truncation": "auto", "max_output_tokens": max_tokens})
+    conversation = await _conversation(state, fields, items)
+    messages = [*conversation.messages, {"role": "user", "content": INSTRUCTIONS}]
+    answer_id = new_response_id(responses.process_index)
+    chat = await _submit(state, fields, replace(conversation, messages=messages), answer_id)
+    kept = [item for item in map(decode, items) if item.get("role") == "user"]
+    return CompactionAnswer(chat, kept, answer_id, new_item_id(KIND))
+
+
+async def _read(
+    state: ServerState, responses: SharedResponses, body: dict[str, object], *, needs_input: bool = True
 ) -> tuple[ResponseRequest, tuple[StoredItem, ...]]:
     fields = parse(ResponseRequest, body)
     check_fields(state, body, fields, UNSUPPORTED)
     _check(fields, has_store=responses.local.store.is_enabled)
     history = await _history(responses, fields.previous_response_id)
     found = await responses.find_items(referenced_ids(fields.input))
-    return fields, history + tuple(await collected(map(encode, read_items(fields.input, found.get))))
+    has_input = needs_input or fields.input is not None or not history
+    items = read_items(fields.input, found.get) if has_input else ()
+    return fields, history + tuple(await collected(map(encode, items)))
 
 
 def _check(fields: ResponseRequest, *, has_store: bool) -> None:

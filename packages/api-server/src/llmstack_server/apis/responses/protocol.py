@@ -108,6 +108,13 @@ UNSUPPORTED: Mapping[str, Predicate] = {
 }
 
 
+OF_COMPACTION = frozenset({
+    "model", "input", "instructions", "previous_response_id", "prompt_cache_key", "service_tier", "cache_salt",
+    "priority", "chat_template_kwargs",
+})  # fmt: skip
+"""The fields that a compaction has too."""
+
+
 def check_words(fields: ResponseRequest) -> None:
     """Raises InvalidRequestError for an effort, a summary or a verbosity that OpenAI does not define."""
     if fields.reasoning is not None:

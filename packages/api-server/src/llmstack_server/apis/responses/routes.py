@@ -7,8 +7,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.responses.answers import ResponsesService
+from llmstack_server.apis.responses.compaction import CompactedResponse
 from llmstack_server.apis.responses.input_list import item_page, parse_count, parse_list_query
-from llmstack_server.apis.responses.protocol import ResponseRequest
+from llmstack_server.apis.responses.protocol import OF_COMPACTION, ResponseRequest
 from llmstack_server.apis.responses.resuming import open_responses
 from llmstack_server.apis.responses.shared import SharedResponses
 from llmstack_server.apis.responses.store import ResponseStore
@@ -55,7 +56,21 @@ def add_responses_routes(router: Router, state: ServerState) -> None:
         """Counts the input tokens of a request."""
         return GenerationResponse(state, service.prepare_count)
 
+    _add_compaction(router, state, service)
     _add_stored_routes(router, responses)
+
+
+def _add_compaction(router: Router, state: ServerState, service: ResponsesService) -> None:
+    without = sorted(ResponseRequest.model_fields.keys() - OF_COMPACTION)
+    body = RequestBody(ResponseRequest, fields={"input": INPUT}, without=without, has_ranges=False)
+
+    @router.declare(RouteSpec(
+        "POST", "/v1/responses/compact", CompactedResponse, tag="Responses", errors=ResponsesErrors(), body=body,
+        waits=True,
+    ))  # fmt: skip
+    async def compact() -> Response:
+        """Replaces a conversation by its user's messages and a summary."""
+        return GenerationResponse(state, service.prepare_compaction)
 
 
 def _add_stored_routes(router: Router, responses: SharedResponses) -> None:
