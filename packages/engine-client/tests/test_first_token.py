@@ -71,9 +71,9 @@ def test_one_request_may_take_a_part_of_each_step_only():
     assert first_token(EngineLoad(), limits, MODEL, NOTHING, 50, 0.0).ttft_s == pytest.approx(2.0 + 2.0 + 1.1)
 
 
-@pytest.mark.parametrize(("base_s", "num_steps"), [(0.01, 5), (0.06, 4), (0.1, 3), (0.4, 2)])
+@pytest.mark.parametrize(("base_s", "num_steps"), [(0.01, 5), (0.1, 4), (0.125, 3), (0.4, 2)])
 def test_beside_a_stream_a_prompt_takes_the_steps_that_its_pace_cuts(base_s, num_steps):
-    # The time of prompts: two steps of the stream, ten times the base, the same, and the limit of four further steps.
+    # The time of prompts: two steps of the stream, six times the base, the same, and the limit of four further steps.
     model = LinearCostModel(base_s, 0.01, max(0.2 - base_s, 0.0), 0.0)
     limits = StepLimits(max_num_rows=4, max_num_tokens=1000, max_itl_steps=5.0)
     found = first_token(EngineLoad(end_s=0.0, num_running=1), limits, model, NOTHING, 190, 0.0)

@@ -33,7 +33,7 @@ class SchedulerConfig(SchedulerSettings, StepSettings, StageSettings):
         max_itl_ms: Milliseconds of a step beside running streams, as predicted: chunks of prompts are cut so that it
             takes no longer. 0 is no such limit.
         max_itl_steps: The same limit in predicted steps of the streams alone, above 1; 0 is no such limit. Beyond three
-            of them a step is only as long as makes what each step costs a tenth of it.
+            of them a step is only as long as makes what each step costs a seventh of it.
         speculative: Which drafts the scheduler makes itself; None makes none.
         media: What the model takes besides tokens; None for tokens only.
 

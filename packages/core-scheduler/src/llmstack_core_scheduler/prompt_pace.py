@@ -18,10 +18,11 @@ LONG_NUM_STEPS: Final = 16
 
 DEFAULT_NUM_STEPS: Final = 3.0
 """The target in steps of decodes, where none was given and where the time of a step is not known yet; and so many steps
-are enough for any, unless what each step costs is more than a tenth of its prompts."""
+are enough for any, unless what each step costs is more than a sixth of its prompts."""
 
-COSTLY_NUM_BASES: Final = 10.0
-"""Prompts of a step that take so many times what each step costs lose a tenth by being cut there."""
+COSTLY_NUM_BASES: Final = 6.0
+"""Prompts of a step that take so many times what each step costs lose a seventh by being cut there. All work loses up
+to 3 % by it."""
 
 
 class PromptPace:

@@ -16,7 +16,7 @@ _MIN_NUM_WITH_PROMPTS: Final = 3
 _FIT_INTERVAL: Final = 16
 # After 200 measurements of its kind, one counts a third: the machine may have other work by then.
 _KEPT: Final = 0.995
-# Of steps of decodes, nearly all equal, a part is enough.
+# Of steps of decodes, nearly all equal, a part is enough behind the first ones.
 _DECODE_INTERVAL: Final = 4
 
 
@@ -49,7 +49,9 @@ class StepTimes:
         seconds, self._last_end_s = end_s - max(start_s, self._last_end_s), end_s
         rows = scheduled.scheduled_requests
         has_prompts = scheduled.total_num_scheduled_tokens != len(rows)
-        if not (has_prompts or scheduled.step % _DECODE_INTERVAL == 0) or seconds <= 0.0 or not rows:
+        is_new = self._fits[0].num_measured < _MIN_NUM_STEPS
+        is_wanted = has_prompts or is_new or scheduled.step % _DECODE_INTERVAL == 0
+        if not is_wanted or seconds <= 0.0 or not rows:
             return
         if scheduled.encoder_work or scheduled.swap_ins or scheduled.swap_outs or scheduled.block_copies:
             return

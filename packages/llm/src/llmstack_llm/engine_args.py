@@ -53,7 +53,7 @@ _DEFAULT_MAX_NUM_BATCHED_TOKENS = {UsageContext.OPENAI_API_SERVER: 2048, UsageCo
 # A CPU computes so many tokens of prompts at nearly its full rate: a step of more would only delay the first of them.
 _CPU_MAX_PREFILL_TOKENS = 256
 # A step with prompts takes at most so many times that of the running streams alone, as predicted; and three times that
-# unless each step costs more than a tenth of the prompts in it.
+# unless each step costs more than a sixth of the prompts in it.
 _CPU_MAX_ITL_STEPS = 8.0
 
 

@@ -20,7 +20,7 @@ MAX_LATER_SHARE: Final = 0.25
 # As in `PromptPace` and `PromptTurns`, without an import of the scheduler.
 MIN_PACED_TOKENS: Final = 8
 ENOUGH_NUM_STEPS: Final = 3.0
-COSTLY_NUM_BASES: Final = 10.0
+COSTLY_NUM_BASES: Final = 6.0
 LONG_NUM_STEPS: Final = 4
 _MANY_TOKENS: Final = 64
 
