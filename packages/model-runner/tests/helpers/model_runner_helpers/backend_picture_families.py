@@ -52,6 +52,7 @@ _GEMMA_4_VISION = {"model_type": "gemma4_vision", "hidden_size": 24, "intermedia
 GEMMA_4_AUDIO = {"model_type": "gemma4_audio", "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3,
                  "subsampling_conv_channels": [16, 4], "conv_kernel_size": 3, "output_proj_dims": 20,
                  "attention_chunk_size": 4, "attention_context_left": 5}  # fmt: skip
+GEMMA_4_FEATURES = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 16}
 _GEMMA_4_TEXT = TEXT | {
     "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 4, "head_dim": 16,
     "global_head_dim": 32, "sliding_window": 11, "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
@@ -70,7 +71,7 @@ BACKEND_FAMILIES: dict[str, PictureFamily] = {
         {"text_config": _GEMMA_4_TEXT | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
                                          "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"},
          "vision_config": _GEMMA_4_VISION | {"standardize": True}, "audio_config": None, **_GEMMA_4_TOKENS},
-        _GEMMA_4_FILES, in_patches_of_8, by_tokens=kinds_of,
+        _GEMMA_4_FILES, in_patches_of_8, spread=0.2, by_tokens=kinds_of,
     ),
     "gemma 4 with vectors of tokens": PictureFamily(
         "Gemma4",
@@ -78,7 +79,7 @@ BACKEND_FAMILIES: dict[str, PictureFamily] = {
                                          "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "pad_token_id": 3},
          "vision_config": _GEMMA_4_VISION | {"use_clipped_linears": True}, "audio_config": GEMMA_4_AUDIO,
          **_GEMMA_4_TOKENS},
-        _GEMMA_4_FILES, in_patches_of_8, by_tokens=kinds_of,
+        _GEMMA_4_FILES, in_patches_of_8, {"feature_extractor": GEMMA_4_FEATURES}, by_tokens=kinds_of,
     ),
     "vip llava": PictureFamily(
         "VipLlava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": CLIP,

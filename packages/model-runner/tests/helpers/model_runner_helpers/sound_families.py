@@ -14,7 +14,7 @@ from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeat
 
 from llmstack_media import SoundProcessor, processors
 from llmstack_types import MediaItem
-from model_runner_helpers.backend_picture_families import BACKEND_FAMILIES, in_patches_of_8
+from model_runner_helpers.backend_picture_families import BACKEND_FAMILIES, GEMMA_4_FEATURES, in_patches_of_8
 from model_runner_helpers.picture_families import (
     PLACEHOLDER,
     QWEN_FILES,
@@ -185,7 +185,6 @@ def _of_omni(name: str) -> str:
 
 SOUND_START, SOUND_END, VISION_START, VISION_END = 90, 91, 92, 93
 _FEATURES = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "chunk_length": WINDOW_S}
-GEMMA_4_FEATURES = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 16}
 _GEMMA_4 = BACKEND_FAMILIES["gemma 4 with vectors of tokens"]
 SOUND_FAMILIES: dict[str, PictureFamily] = {
     "gemma 4 with sound": Gemma4Family(
