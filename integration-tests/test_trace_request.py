@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# The most that a path may have, as functions and calls: what it has, and a margin for what differs between passes.
-# The first sixteen steps of decodes are all measured.
-LIMITS = {"api": (243, 612), "engine-core": (119, 150), "engine-core-eager": (167, 410)}
+# The most that a path may have, as functions and calls: what it has, and a margin for what differs between passes. A
+# chat has 590 to 613 calls, as its tokens come.
+LIMITS = {"api": (243, 620), "engine-core": (119, 150), "engine-core-eager": (165, 410)}
 MAX_STATIONS = 88
 
 

@@ -46,8 +46,8 @@ NUM_REQUESTS = 9
 SETTLE_S = 0.02
 READY_TIMEOUT_S = 120.0
 WAIT_S = 0.05
-# The first steps of a row prefill it and capture the graph of one row.
-NUM_FIRST_STEPS = 5
+# The first steps of a row prefill it and capture the graph of one row; sixteen steps of decodes are all measured.
+NUM_FIRST_STEPS = 20
 NUM_STEPS = 9
 ROUTES = f"{os.sep}apis{os.sep}"
 PERIODIC = frozenset({"Server._accept", "Server._watch_engine", "AsyncMPClient._check_process"})
