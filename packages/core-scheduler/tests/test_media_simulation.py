@@ -67,6 +67,10 @@ def test_every_answer_is_what_the_model_says_of_its_own_items(kind):
     assert min(totals["later_parts"], totals["rowless"], totals["repeats"]) > 0
 
 
+def test_a_fork_does_not_read_what_its_aborted_parent_was_to_write_when_the_item_of_that_failed():
+    RUNS["plain"](535)
+
+
 def test_the_simulations_are_messy_enough_to_mean_something():
     totals = Counter()
     for kind in RUNS:

@@ -75,14 +75,16 @@ class StepResults:
     ) -> list[EngineCoreOutput]:
         """Ends requests whose rows failed at an item, and starts those again that may read what these were to write.
 
-        Before any other row of the step is updated, since it may have read that in the same step.
+        Before any other row of the step is updated, since it may have read that in the same step. A request that was
+        aborted meanwhile gets no message, but its fork may have what it wrote.
         """
         messages = []
         for row, request in zip(rows, list(requests), strict=True) if self._encoding is not None else ():
             error, start = errors.get(row.request_id), row.num_computed_tokens
-            if error is not None and not request.is_finished and start < request.media_end and self._encoding:
+            if error is not None and start < request.media_end and self._encoding:
                 self._encoding.forget_broken(request, start, row.num_scheduled_tokens)
-                messages.append(self._fail_row(row, request, error))
+                if not request.is_finished:
+                    messages.append(self._fail_row(row, request, error))
                 self._start_again(dependents_of(request, start, self._with_kv()), requests)
         return messages
 
