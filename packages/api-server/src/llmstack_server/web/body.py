@@ -29,6 +29,9 @@ LINGER_BYTES = 64 << 20
 LINGER_S = 10.0
 _LINGER_SILENT_S = 1.0
 
+_JSON = "application/json"
+_UNTYPED = frozenset({"", "application/x-www-form-urlencoded"})
+
 
 class ClientDisconnected(Exception):
     """The client has disconnected, so no answer can be sent."""
@@ -85,15 +88,14 @@ async def decode_body(body: bytes | bytearray, max_bytes: int, turns: Turns) -> 
 def check_media_type(headers: Mapping[str, str], *, takes_untyped: bool = False) -> None:
     """Raises HTTPError 415 unless the body is JSON, not compressed, in UTF-8.
 
-    `takes_untyped`: Whether it is JSON where no type is named. A browser sends nothing like it for a foreign page that
-    the server would take: it names the page.
+    `takes_untyped`: Whether it is JSON where no type is named, or that of `curl -d`. A browser may send either for a
+    foreign page, but names that page, and `OriginGuard` refuses it.
     """
-    given = headers.get("content-type", "application/json" if takes_untyped else "")
-    media_type, _, parameters = given.partition(";")
+    media_type, _, parameters = headers.get("content-type", "").partition(";")
     media_type = media_type.strip().lower()
-    if media_type != "application/json" and not (
-        media_type.startswith("application/") and media_type.endswith("+json")
-    ):
+    if takes_untyped and media_type in _UNTYPED:
+        media_type = _JSON
+    if media_type != _JSON and not (media_type.startswith("application/") and media_type.endswith("+json")):
         raise HTTPError(unsupported_media_type("Only 'application/json' is allowed"))
     charset = parameters.strip().lower().replace('"', "").removeprefix("charset=")
     if parameters.strip().lower().startswith("charset=") and charset not in ("utf-8", "utf8"):

@@ -82,7 +82,7 @@ class RouteSpec:
         is_resumable: Whether it takes `Idempotency-Key`, and its streams can be resumed.
         stores_answers: Whether its answers have a store of their own, which outlives the server.
         is_in_batches: Whether batches may name it.
-        takes_untyped: Whether a body without a content type counts as JSON.
+        takes_untyped: Whether a body without a content type counts as JSON, and so one with the type of `curl -d`.
         errors: The form of its errors.
     """
 

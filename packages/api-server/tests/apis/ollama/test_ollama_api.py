@@ -192,13 +192,14 @@ async def test_an_error_is_a_text_on_routes_that_are_not_there(app: Any, method:
     ("path", "fields"),
     [(CHAT, {"messages": HELLO}), (GENERATE, {"prompt": "x"}), ("/api/embed", {"input": "x"}), ("/api/show", {})],
 )
-async def test_a_body_without_a_content_type_is_json(app: Any, path: str, fields: dict[str, Any]) -> None:
+async def test_a_body_without_a_type_or_with_that_of_curl_is_json(app: Any, path: str, fields: dict[str, Any]) -> None:
     body = json.dumps({"model": "fake", **fields}).encode()
-    assert (await call(app, "POST", path, body, {"content-type": None})).status == 200
+    for untyped in (None, "application/x-www-form-urlencoded"):
+        assert (await call(app, "POST", path, body, {"content-type": untyped})).status == 200
+        foreign = {"content-type": untyped, "origin": "http://elsewhere.example"}
+        assert (await call(app, "POST", path, body, foreign)).status == 403
+        assert (await call(app, "POST", "/v1/chat/completions", body, {"content-type": untyped})).status == 415
     assert (await call(app, "POST", path, body, {"content-type": "text/plain"})).status == 415
-    foreign = {"content-type": None, "origin": "http://elsewhere.example"}
-    assert (await call(app, "POST", path, body, foreign)).status == 403
-    assert (await call(app, "POST", "/v1/chat/completions", body, {"content-type": None})).status == 415
 
 
 async def test_an_error_after_the_start_is_the_last_line(app: Any, engine: FakeEngineClient) -> None:
