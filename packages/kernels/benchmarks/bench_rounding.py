@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from llmstack_kernels.linear import native, quantization
+from llmstack_kernels.native import require_library
 
 
 @pytest.mark.parametrize("scheme", ["int4", "int8"])
@@ -23,6 +24,6 @@ def bench_rounding(benchmark: Any, shape: tuple[int, int], scheme: str) -> None:
         times.append(time.perf_counter() - start)
     benchmark(native.quantize, weight, scheme)
     median_s = benchmark.stats["median"]
-    benchmark.extra_info["kernels"] = native.require_library().variant
+    benchmark.extra_info["kernels"] = require_library().variant
     benchmark.extra_info["speed over PyTorch"] = statistics.median(times) / median_s
     benchmark.extra_info["ns per weight"] = median_s * 1e9 / weight.numel()
